@@ -1,0 +1,391 @@
+"""Attention as one value: weights, and what their rows and columns are.
+
+Axis letters, the same in every file:  b batch  l layer  h head  q query  k key  d feature
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import prod
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from overt.geometry import Geometry, PixelGeometry, RegionGeometry, TextGeometry
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Positions of one kind along an axis: words, cells of a grid, regions.
+
+    `index` says where they stand: a slice when it is the same for every sample, else one row of
+    positions a sample, -1 where a sample has none. They need not be contiguous.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    index: slice | Int[Tensor, "b n"]
+    geometry: Geometry | None = None
+
+    def __post_init__(self) -> None:
+        found = (
+            len(range(self.index.stop)[self.index])
+            if isinstance(self.index, slice)
+            else self.index.shape[1]
+        )
+        if found != len(self):
+            raise ValueError(
+                f"span {self.name!r} of shape {self.shape} needs {len(self)} positions, got {found}"
+            )
+
+    def __len__(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What the `length` positions along one axis are, by span name; some may belong to no span."""
+
+    spans: tuple[Span, ...]
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __add__(self, other: "Layout") -> "Layout":
+        """The positions of `other` after our own."""
+        return Layout(
+            self.spans + tuple(_shifted(span, self.length) for span in other.spans),
+            self.length + other.length,
+        )
+
+    def find(self, name: str) -> Span:
+        """The span called `name`; an unknown name is answered with the names there are."""
+        for span in self.spans:
+            if span.name == name:
+                return span
+        raise ValueError(f"no span {name!r}; this axis has {[span.name for span in self.spans]}")
+
+    def alone(self, name: str) -> "Layout":
+        """The layout of a block that holds nothing but the span called `name`."""
+        span = self.find(name)
+        return Layout((replace(span, index=slice(0, len(span))),), len(span))
+
+    def select(self, rows: Int[Tensor, " n"]) -> "Layout":
+        """The layout of the samples named, in their order."""
+        return Layout(
+            tuple(
+                replace(
+                    span,
+                    index=span.index if isinstance(span.index, slice) else span.index[rows],
+                    geometry=None if span.geometry is None else span.geometry[rows],
+                )
+                for span in self.spans
+            ),
+            self.length,
+        )
+
+    def to(self, device: torch.device | str) -> "Layout":
+        """The same layout with its tensors on another device."""
+        return Layout(
+            tuple(
+                replace(
+                    span,
+                    index=span.index if isinstance(span.index, slice) else span.index.to(device),
+                    geometry=None if span.geometry is None else span.geometry.to(device),
+                )
+                for span in self.spans
+            ),
+            self.length,
+        )
+
+
+def _shifted(span: Span, by: int) -> Span:
+    if isinstance(span.index, slice):
+        step = span.index.step or 1
+        return replace(span, index=slice((span.index.start or 0) + by, span.index.stop + by, step))
+    return replace(span, index=torch.where(span.index < 0, span.index, span.index + by))
+
+
+def grid(
+    height: int, width: int, name: str = "image", geometry: PixelGeometry | None = None
+) -> Layout:
+    """An axis of the cells of one image, row by row."""
+    count = height * width
+    return Layout((Span(name, (height, width), slice(0, count), geometry),), count)
+
+
+def words(count: int, name: str = "text", geometry: TextGeometry | None = None) -> Layout:
+    """An axis of the tokens of one text."""
+    return Layout((Span(name, (count,), slice(0, count), geometry),), count)
+
+
+def regions(count: int, name: str = "regions", geometry: RegionGeometry | None = None) -> Layout:
+    """An axis of regions of one image."""
+    return Layout((Span(name, (count,), slice(0, count), geometry),), count)
+
+
+POINT = Layout((Span("global", (1,), slice(0, 1)),), 1)
+
+
+class Kind(Enum):
+    """What a row of weights is."""
+
+    PROBABILITY = "probability"  # non-negative, sums to one over the keys a row may see
+    SUBPROBABILITY = "subprobability"  # non-negative, at most one: a learned sink took the rest
+    AMOUNT = "amount"  # non-negative, any sum: 0/1 masks, heat maps, fixation counts
+    SIGNED = "signed"  # mixed after the softmax, or a gradient: any sign
+
+
+class Form(Enum):
+    """How the weights are kept."""
+
+    PLAIN = "plain"
+    LOG = "log"  # losses stay in log space, and half precision stays finite
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """`weights[b, l, h, q, k]`: how much query q takes from key k.
+
+    Always five axes, never squeezed: a target with one layer and one head broadcasts over every
+    layer and head of a model. Nothing renormalises unasked. A query that may see no key (padding)
+    has a row of zeros, never NaN. The tensor keeps its gradient.
+    """
+
+    values: Float[Tensor, "b l h q k"]
+    keys: Layout
+    queries: Layout = POINT
+    mask: Bool[Tensor, "b #q k"] | None = None
+    kind: Kind = Kind.PROBABILITY
+    form: Form = Form.PLAIN
+
+    def __post_init__(self) -> None:
+        expected = (len(self.queries), len(self.keys))
+        if self.values.ndim != 5 or tuple(self.values.shape[-2:]) != expected:
+            raise ValueError(
+                f"values of shape {tuple(self.values.shape)} are not (b, l, h, q, k) "
+                f"with (q, k) = {expected}"
+            )
+        if self.form is Form.LOG and self.kind is Kind.SIGNED:
+            raise ValueError("signed weights have no logarithm; keep them in the plain form")
+
+    # --- making one
+
+    @staticmethod
+    def from_scores(
+        scores: Float[Tensor, "b l h q k"],
+        keys: Layout,
+        queries: Layout = POINT,
+        mask: Bool[Tensor, "b #q k"] | None = None,
+    ) -> "AttentionMap":
+        """The softmax of the scores over the keys each query may see, kept as logarithms."""
+        return AttentionMap(scores, keys, queries, mask, Kind.AMOUNT, Form.LOG).normalize()
+
+    @staticmethod
+    def from_cells(
+        cells: Float[Tensor, "b k"], keys: Layout, mask: Bool[Tensor, "b k"] | None = None
+    ) -> "AttentionMap":
+        """Amounts on the keys of one global query: a mask, a heat map, a target before `normalize`."""
+        return AttentionMap(
+            rearrange(cells, "b k -> b 1 1 1 k"),
+            keys,
+            POINT,
+            None if mask is None else rearrange(mask, "b k -> b 1 k"),
+            Kind.AMOUNT,
+        )
+
+    # --- reading it
+
+    @property
+    def weights(self) -> Float[Tensor, "b l h q k"]:
+        """The plain weights."""
+        return self.values.exp() if self.form is Form.LOG else self.values
+
+    @property
+    def log_weights(self) -> Float[Tensor, "b l h q k"]:
+        """The logarithms; -inf where a weight is zero, with gradient zero there."""
+        if self.form is Form.LOG:
+            return self.values
+        if self.kind is Kind.SIGNED:
+            raise ValueError("signed weights have no logarithm")
+        positive = self.values > 0
+        return torch.where(positive, torch.where(positive, self.values, 1).log(), -torch.inf)
+
+    @property
+    def visible(self) -> Bool[Tensor, "b q k"]:
+        """Which keys each query may see."""
+        b, _, _, q, k = self.values.shape
+        if self.mask is None:
+            return torch.ones(b, q, k, dtype=torch.bool, device=self.values.device)
+        return self.mask.expand(b, q, k)
+
+    @property
+    def rows(self) -> Bool[Tensor, "b q"]:
+        """Which queries see any key: the rows that count in a loss or a measure."""
+        return self.visible.any(dim=-1)
+
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    # --- changing it
+
+    def normalize(self) -> "AttentionMap":
+        """Each row over the keys it may see sums to one; a row without weight stays zero. Idempotent."""
+        if self.kind is Kind.SIGNED:
+            raise ValueError("signed weights do not normalise; take their positive part first")
+        hidden = None if self.mask is None else ~rearrange(self.visible, "b q k -> b 1 1 q k")
+        if self.form is Form.LOG:
+            values = self.values if hidden is None else self.values.masked_fill(hidden, -torch.inf)
+            empty = values.isneginf().all(dim=-1, keepdim=True)
+            # the gradient of logsumexp over nothing is NaN even where it is thrown away
+            total = torch.where(empty, 0, values).logsumexp(dim=-1, keepdim=True)
+            values = torch.where(empty, -torch.inf, values - total)
+        else:
+            values = self.values if hidden is None else self.values.masked_fill(hidden, 0)
+            total = values.sum(dim=-1, keepdim=True)
+            values = values / torch.where(total > 0, total, 1)
+        return replace(self, values=values, kind=Kind.PROBABILITY)
+
+    def block(self, query: str, key: str) -> "AttentionMap":
+        """The weights from span `query` to span `key` as they are, each sample at its own positions."""
+        from_span, to_span = self.queries.find(query), self.keys.find(key)
+        nothing = -torch.inf if self.form is Form.LOG else 0.0
+        values, visible = self.values, self.visible
+        values, there = _take(values, from_span.index, dim=-2, fill=nothing)
+        values, here = _take(values, to_span.index, dim=-1, fill=nothing)
+        visible, _ = _take(visible[:, None, None], from_span.index, dim=-2, fill=False)
+        visible, _ = _take(visible, to_span.index, dim=-1, fill=False)
+        mask = visible[:, 0, 0]
+        if there is not None:
+            mask = mask & there[:, :, None]
+        if here is not None:
+            mask = mask & here[:, None, :]
+        kind = self.kind if self.kind is not Kind.PROBABILITY else Kind.SUBPROBABILITY
+        return AttentionMap(
+            values, self.keys.alone(key), self.queries.alone(query), mask, kind, self.form
+        )
+
+    def between(self, query: str, key: str) -> "AttentionMap":
+        """The block from span `query` to span `key`, renormalised over the keys of the block."""
+        return self.block(query, key).normalize()
+
+    def over_heads(self, fuse: Callable[..., Tensor] = torch.mean) -> "AttentionMap":
+        """Heads fused into one by `fuse(weights, dim=, keepdim=True)`, such as `torch.mean` or `torch.amax`.
+
+        The mean of probabilities is a probability; any other fusion gives amounts.
+        """
+        kept = fuse is torch.mean or self.kind is Kind.SIGNED
+        return replace(
+            self,
+            values=fuse(self.weights, dim=2, keepdim=True),
+            kind=self.kind if kept else Kind.AMOUNT,
+            form=Form.PLAIN,
+        )
+
+    def layer(self, index: int) -> "AttentionMap":
+        """One layer, the axis kept."""
+        return replace(self, values=self.values[:, [index]])
+
+    def head(self, index: int) -> "AttentionMap":
+        """One head, the axis kept."""
+        return replace(self, values=self.values[:, :, [index]])
+
+    def select(self, rows: Int[Tensor, " n"]) -> "AttentionMap":
+        """The samples named, in their order."""
+        return replace(
+            self,
+            values=self.values[rows],
+            keys=self.keys.select(rows),
+            queries=self.queries.select(rows),
+            mask=None if self.mask is None else self.mask[rows],
+        )
+
+    def detach(self) -> "AttentionMap":
+        """The same weights without their history."""
+        return replace(self, values=self.values.detach())
+
+    def to(self, device: torch.device | str) -> "AttentionMap":
+        """The same map on another device."""
+        return replace(
+            self,
+            values=self.values.to(device),
+            keys=self.keys.to(device),
+            queries=self.queries.to(device),
+            mask=None if self.mask is None else self.mask.to(device),
+        )
+
+    def check(self, tolerance: float = 1e-4) -> "AttentionMap":
+        """The map itself, or a ValueError that says where it breaks its kind's promise."""
+        weights = self.weights.detach().float()
+        if weights.isnan().any():
+            raise ValueError(f"{int(weights.isnan().sum())} weights are NaN")
+        if self.kind is Kind.SIGNED:
+            return self
+        if (weights < 0).any():
+            raise ValueError(f"{self.kind.value} weights below zero: {float(weights.min()):g}")
+        hidden = ~rearrange(self.visible, "b q k -> b 1 1 q k")
+        leak = float((weights * hidden).max()) if weights.numel() else 0.0
+        if leak > 0:
+            raise ValueError(f"a key that no query may see has weight {leak:g}")
+        sums = weights.sum(dim=-1)
+        rows = rearrange(self.rows, "b q -> b 1 1 q").expand_as(sums)
+        if self.kind is Kind.PROBABILITY:
+            wrong = rows & ((sums - 1).abs() > tolerance) & (sums > 0)
+        elif self.kind is Kind.SUBPROBABILITY:
+            wrong = rows & (sums > 1 + tolerance)
+        else:
+            return self
+        if wrong.any():
+            raise ValueError(
+                f"{int(wrong.sum())} {self.kind.value} rows sum to {sums[wrong][:3].tolist()} ..."
+            )
+        return self
+
+
+def _take(
+    values: Tensor, index: slice | Tensor, dim: int, fill: float | bool
+) -> tuple[Tensor, Tensor | None]:
+    """The positions `index` along an axis of (b, l, h, q, k), `fill` where a sample has none."""
+    if isinstance(index, slice):
+        return (values[..., index, :] if dim == -2 else values[..., index]), None
+    present = index >= 0
+    shape = [len(index), 1, 1, 1, 1]
+    shape[dim] = index.shape[1]
+    sizes = list(values.shape)
+    sizes[dim] = index.shape[1]
+    taken = values.gather(dim, index.clamp_min(0).reshape(shape).expand(sizes))
+    return torch.where(present.reshape(shape), taken, fill), present
+
+
+def rollout(
+    attention: AttentionMap, fuse: Callable[..., Tensor] = torch.mean, residual: bool = True
+) -> AttentionMap:
+    """How much of each input position reaches each position after every layer (Abnar and Zuidema 2020).
+
+    Heads are fused first, so the result has one head; its layer l is the rollout up to layer l.
+    With `residual` each layer is mixed with the identity and its rows renormalised; a padded
+    query keeps a row of zeros.
+    """
+    if len(attention.queries) != len(attention.keys):
+        raise ValueError(
+            f"rollout needs self-attention: {len(attention.queries)} queries, "
+            f"{len(attention.keys)} keys"
+        )
+    layers = attention.over_heads(fuse).weights[:, :, 0]
+    if residual:
+        layers = layers + torch.eye(len(attention.keys), device=layers.device, dtype=layers.dtype)
+        layers = layers / layers.sum(dim=-1, keepdim=True)
+        layers = layers * rearrange(attention.rows, "b q -> b 1 q 1")
+    reached = [layers[:, 0]]
+    for layer in layers.unbind(dim=1)[1:]:
+        reached.append(layer @ reached[-1])
+    return replace(
+        attention,
+        values=rearrange(torch.stack(reached, dim=1), "b l q k -> b l 1 q k"),
+        mask=None,  # what a later layer saw through another position is no longer hidden
+        kind=Kind.PROBABILITY if residual else Kind.AMOUNT,
+        form=Form.PLAIN,
+    )
