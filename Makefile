@@ -1,0 +1,71 @@
+# Every target installs what it needs into .venv the first time, and again when the two files that
+# say what that is have changed. `make help` lists the targets.
+
+PYTHON ?= python3
+JOBS ?= 2
+TESTFLAGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
+	-n $(JOBS) --dist loadfile -rs
+
+.PHONY: help demo test test-long lint format bench docs freeze clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: .venv/.core  ## train, measure and look at small models; writes runs/demo
+	$(BIN)/overt demo --out runs/demo
+
+test: .venv/.dev  ## the tests that take seconds, doctests and shape checks included
+	@mkdir -p build
+	$(PYTEST) --junitxml=build/test.xml $(TESTFLAGS)
+
+test-long: .venv/.dev  ## the tests that take longer or kill processes
+	@mkdir -p build
+	$(PYTEST) -m long --junitxml=build/test-long.xml $(TESTFLAGS)
+
+lint: .venv/.dev  ## style, import order and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/.dev  ## rewrite the files in the house style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev  ## measure speed, as ratios; writes build/speed.json
+	@mkdir -p build
+	$(BIN)/python benchmarks/speed.py --out build/speed.json
+
+docs: .venv/.dev  ## build the pages into site/
+	$(BIN)/python docs/build.py site
+
+freeze: .venv/.dev  ## record the command line's flags after a wanted change
+	$(BIN)/python tests/freeze.py
+
+clean:  ## remove what was built here; runs/ and .data/ stay
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find overt tests docs benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "overt needs Python 3.11 or newer, and \`$(PYTHON)\` is not: say make PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; }
+	@echo "Making .venv with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.core: .venv/.made pyproject.toml constraints.txt
+	@echo "Installing torch (1 of 2) ..."
+	@$(PIP) torch
+	@echo "Installing overt and what it needs (2 of 2) ..."
+	@$(PIP) -e .
+	@touch $@
+
+.venv/.dev: .venv/.core
+	@echo "Installing what the tests need ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@
