@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from overt.recipes.experiment import Experiment
@@ -60,6 +60,7 @@ class Context:
     data_root: Path | None = None
 
 
+@runtime_checkable
 class Recipe(Protocol):
     """The face every recipe has; each paper's file defines its own frozen dataclass with it.
 
