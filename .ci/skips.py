@@ -62,6 +62,7 @@ def unexcused(
 
 
 def main() -> int:
+    """Print every skipped test; 1 when one of them has no excuse."""
     data, *reports = map(Path, sys.argv[1:])
     tests = [test for report in reports for test in skipped(report)]
     for name, reason in tests:
