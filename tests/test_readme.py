@@ -1,0 +1,293 @@
+"""What README.md and the pages of docs/ show is true: code runs, commands exist, the tour is whole.
+
+Conventions, by the words after the three back-ticks:
+
+- `python`: run. The blocks of one page share a namespace, in order, in an empty folder.
+- `console`: lines that start with `$ `. Of an `overt ...` line the command and its flags must
+  exist, of a `make ...` line the targets. Other programs are not looked at.
+- `console run`: each `overt` line is also run, in the same folder as the page's Python, and must
+  end with 0. Lines below it are its output, compared like a doctest: `...` stands for anything.
+- further words: `long` (only `make test-long` runs it, after the blocks above it), `needs=timm` (skips without that package),
+  `with="--set train.steps=2"` (added to each command, to make it small; not shown to the reader).
+- Anything not meant to run is `text`, never `python`.
+
+The tour is the first block below a heading with the word "tour" in README.md: a tree, two spaces a
+level, folders end in `/`, and every line says what its file is for.
+"""
+
+import doctest
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+LIKE_A_DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: where it starts, its language, the words after it, and its text."""
+
+    line: int
+    language: str
+    words: dict[str, str]
+    body: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One `$` line of a console block, joined over its `\\` ends, and the output shown below it."""
+
+    line: int
+    text: str
+    output: str
+
+
+def blocks(text: str) -> list[Block]:
+    found = []
+    for match in FENCE.finditer(text):
+        language, *words = shlex.split(match["info"]) or [""]
+        pairs = {name: value for name, _, value in (word.partition("=") for word in words)}
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Block(line, language, pairs, match["body"]))
+    return found
+
+
+def commands(block: Block) -> list[Command]:
+    found: list[tuple[int, str, list[str]]] = []
+    open_end = False
+    for number, line in enumerate(block.body.splitlines(), block.line + 1):
+        if open_end:
+            start, text, output = found[-1]
+            found[-1] = (start, text[:-1] + line.strip(), output)
+        elif line.startswith("$ "):
+            found.append((number, line[2:], []))
+        elif found:
+            found[-1][2].append(line)
+        open_end = bool(found) and not found[-1][2] and found[-1][1].endswith("\\")
+    return [Command(line, text, "\n".join(output)) for line, text, output in found]
+
+
+# --- running --------------------------------------------------------------------------------
+
+
+def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    # Empty lines in front, so that a traceback names the line of the page.
+    source = "\n" * block.line + block.body
+    exec(compile(source, str(page), "exec"), namespace)  # noqa: S102  # our own page
+
+
+def run_command(command: Command, extra: str) -> None:
+    words = shlex.split(command.text, comments=True) + shlex.split(extra)
+    if words[0] != "overt":
+        return
+    done = subprocess.run(
+        [Path(sys.executable).with_name("overt"), *words[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+    )
+    assert done.returncode == 0, f"{command.text}\n{done.stdout}{done.stderr}"
+    if command.output.strip():
+        same = doctest.OutputChecker().check_output(
+            command.output.strip() + "\n", done.stdout.strip() + "\n", LIKE_A_DOCTEST
+        )
+        assert same, f"{command.text}\nshown:\n{command.output}\nprinted:\n{done.stdout}"
+
+
+def run_page(page: Path, long: bool) -> int:
+    """Run a page in the present folder, its long blocks only when asked, and count what ran."""
+    shown = blocks(page.read_text(encoding="utf-8"))
+    todo = [b for b in shown if b.language == "python" or "run" in b.words]
+    todo = [b for b in todo if long or "long" not in b.words]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in todo:
+        for package in filter(None, block.words.get("needs", "").split(",")):
+            if importlib.util.find_spec(package) is None:
+                pytest.skip(f"{page.name}:{block.line} needs the package {package}")
+        if block.language == "python":
+            run_python(block, page, namespace)
+        else:
+            for command in commands(block):
+                run_command(command, block.words.get("with", ""))
+    return len(todo)
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_what_a_page_shows_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(page, long=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_what_a_long_page_shows_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if any("long" in block.words for block in blocks(page.read_text(encoding="utf-8"))):
+        run_page(page, long=True)
+
+
+def test_readme_shows_code_and_a_command_that_run() -> None:
+    shown = blocks(README.read_text(encoding="utf-8"))
+    assert any(block.language == "python" for block in shown)
+    assert any("run" in block.words for block in shown)
+
+
+# --- commands exist -------------------------------------------------------------------------
+
+
+def unknown(words: list[str]) -> str | None:
+    """What in an `overt` command line does not exist; None when all of it does."""
+    import typer
+
+    from overt.cli import app
+
+    command: Any = typer.main.get_command(app)
+    rest = words[1:]
+    while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
+        if rest[0] not in command.commands:
+            return f"command {rest[0]}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    flags = {flag for p in command.params for flag in [*p.opts, *p.secondary_opts]} | {"--help"}
+    given = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    return next((f"flag {flag}" for flag in given if flag not in flags), None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_command_shown_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    wrong = []
+    for block in blocks(page.read_text(encoding="utf-8")):
+        for command in commands(block) if block.language == "console" else []:
+            for part in re.split(r"\s*(?:&&|\|\||;|\|)\s*", command.text):
+                words = shlex.split(part, comments=True)
+                if words[:1] == ["overt"] and (missing := unknown(words)):
+                    wrong.append(f"line {command.line}: no {missing}")
+                if words[:1] == ["make"]:
+                    goals = {w for w in words[1:] if "=" not in w and not w.startswith("-")}
+                    wrong += [f"line {command.line}: no target {g}" for g in goals - targets]
+    assert wrong == []
+
+
+# --- the tour -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a tour."""
+
+    path: str
+    about: str
+
+
+def entries(tree: str) -> Iterator[Entry]:
+    """Each file and folder of a tree drawn with two spaces a level."""
+    above: list[str] = []
+    for line in filter(str.strip, tree.splitlines()):
+        depth = (len(line) - len(line.lstrip())) // 2
+        name, _, about = line.strip().partition(" ")
+        del above[depth:]
+        yield Entry("".join([*above, name]), about.strip())
+        above.append(name)
+
+
+def files_below(folder: Path) -> set[str]:
+    """What a tour of this folder should list: its modules and its packages."""
+    hidden = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
+    shown = [p for p in folder.iterdir() if p.name not in hidden and not p.name.startswith(".")]
+    return {p.name + "/" * p.is_dir() for p in shown if p.is_dir() or p.suffix == ".py"}
+
+
+def tour_faults(tree: str, root: Path) -> list[str]:
+    """Lines for what is not there or not explained, and for files that the tour forgets."""
+    listed = list(entries(tree))
+    faults = [f"{e.path} is not there" for e in listed if not (root / e.path).exists()]
+    faults += [f"{e.path} is not explained" for e in listed if not e.about]
+    paths = {entry.path for entry in listed}
+    for folder in [e.path for e in listed if e.path.startswith("overt/") and e.path.endswith("/")]:
+        inside = any(path != folder and path.startswith(folder) for path in paths)
+        if (folder == "overt/" or inside) and (root / folder).is_dir():
+            missing = sorted(n for n in files_below(root / folder) if folder + n not in paths)
+            faults += [f"{folder}{name} is not listed" for name in missing]
+    return faults if "overt/" in paths else [*faults, "overt/ is not listed"]
+
+
+def test_the_tour_lists_every_room() -> None:
+    text = README.read_text(encoding="utf-8")
+    heading = re.search(r"^#+ .*\btour\b.*$", text, re.MULTILINE | re.IGNORECASE)
+    assert heading, "README.md has no heading with the word tour"
+    tree = blocks(text[heading.end() :])[0].body
+    assert tour_faults(tree, ROOT) == []
+
+
+# --- the checks themselves ------------------------------------------------------------------
+
+PAGE = """# Title
+```python
+x = 2
+```
+```console run with="--steps 1"
+$ overt run \\
+    demo  # a word
+said
+...
+$ make test
+```
+```python long needs=no_such_package
+y = x + 1
+```
+"""
+
+
+def test_blocks_and_commands_are_read_as_written() -> None:
+    first, second, third = blocks(PAGE)
+    assert (first.line, first.language, first.body) == (2, "python", "x = 2\n")
+    assert second.words == {"run": "", "with": "--steps 1"}
+    assert third.words == {"long": "", "needs": "no_such_package"}
+    one, two = commands(second)
+    assert (one.line, one.text, one.output) == (6, "overt run demo  # a word", "said\n...")
+    assert (two.line, two.text, two.output) == (10, "make test", "")
+
+
+def test_python_blocks_share_a_namespace_and_name_their_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 2\n```\n\n```python\nassert x == 2\n1 / 0\n```\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_page(page, long=False)
+    assert caught.traceback[-1].lineno + 1 == 7
+
+
+def test_the_tour_check_sees_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "overt/data").mkdir(parents=True)
+    for name in ["__init__.py", "files.py", "data/__init__.py", "data/cifar.py"]:
+        (tmp_path / "overt" / name).touch()
+    whole = "overt/  the package\n  files.py  disk\n  data/  sets\n    cifar.py  pictures\n"
+    assert tour_faults(whole, tmp_path) == []
+    assert tour_faults("overt/  x\n  files.py  y\n  data/  sets\n", tmp_path) == []
+    assert tour_faults("overt/  x\n  data/  sets\n", tmp_path) == ["overt/files.py is not listed"]
+    assert tour_faults(whole + "  gone.py  x\n", tmp_path) == ["overt/gone.py is not there"]
+    assert tour_faults(whole.replace("  disk", ""), tmp_path) == ["overt/files.py is not explained"]
+    (tmp_path / "overt/data/trec.py").touch()
+    assert tour_faults(whole, tmp_path) == ["overt/data/trec.py is not listed"]
+    assert tour_faults("", tmp_path) == ["overt/ is not listed"]
