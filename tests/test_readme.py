@@ -7,8 +7,9 @@ Conventions, by the words after the three back-ticks:
   exist, of a `make ...` line the targets. Other programs are not looked at.
 - `console run`: each `overt` line is also run, in the same folder as the page's Python, and must
   end with 0. Lines below it are its output, compared like a doctest: `...` stands for anything.
-- further words: `long` (only `make test-long` runs it, after the blocks above it), `needs=timm` (skips without that package),
-  `with="--set train.steps=2"` (added to each command, to make it small; not shown to the reader).
+- further words: `long` (only `make test-long` runs it, after the blocks above it), `needs=timm`
+  (skips without that package), `with="--set train.steps=2"` (added to each command, to make it
+  small; not shown to the reader).
 - Anything not meant to run is `text`, never `python`.
 
 The tour is the first block below a heading with the word "tour" in README.md: a tree, two spaces a

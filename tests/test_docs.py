@@ -1,0 +1,140 @@
+"""The pages build, links lead somewhere, and what the builder promises holds on a small project."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def build() -> Iterator[ModuleType]:
+    path = list(sys.path)
+    module = load("build")
+    yield module
+    sys.path[:] = path
+    for name in ("build", "api"):
+        sys.modules.pop(name, None)
+
+
+SOURCE = '''"""A small module, see `small.keep` and `overt.small.Box.side`."""
+
+from dataclasses import dataclass
+
+LIMIT = 3  # cells
+_HIDDEN = 4
+
+
+def keep(
+    scores: Float[Tensor, "b k"], /, count: int = LIMIT, *, among: str = "a long word or two"
+) -> Bool[Tensor, "b k"]:
+    """Keep the `count` largest.
+
+    >>> keep([1])
+    [1]
+
+    And more.
+    """
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box."""
+
+    side: int  # in pixels
+
+    @property
+    def area(self) -> int:
+        """Its <area>."""
+
+    def _secret(self): ...
+'''
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    files = {
+        "overt/__init__.py": "",
+        "overt/small.py": SOURCE,
+        "README.md": "# Small\n[guide](docs/guide.md#two-words) [code](overt/small.py) "
+        "[room](overt/) [data](data.json)\n\n```console run with='--x'\n$ overt list\n```\n",
+        "data.json": "{}",
+        "docs/guide.md": "# Guide\n\n## Two words\n[back](../README.md) `small.keep`",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_our_pages_build_without_broken_links(build: ModuleType, tmp_path: Path) -> None:
+    build.build(ROOT, tmp_path / "site")
+    assert build.broken(tmp_path / "site") == []
+    assert (tmp_path / "site/api/overt.attention.html").exists()
+
+
+def test_links_of_the_repository_work_in_the_site(build: ModuleType, project: Path) -> None:
+    site = project / "site"
+    build.build(project, site)
+    page = (site / "index.html").read_text()
+    for link in ("docs/guide.html#two-words", "api/overt.small.html", "api/overt.html"):
+        assert f'href="{link}"' in page
+    assert (site / "data.json").read_text() == "{}"
+    assert "$ overt list" in page and "--x" not in page
+    guide = (site / "docs/guide.html").read_text()
+    assert 'href="../index.html"' in guide
+    assert '<a href="../api/overt.small.html#keep"><code>small.keep</code></a>' in guide
+    assert build.broken(site) == []
+
+
+def test_a_module_page_shows_signatures_fields_and_docstrings(
+    build: ModuleType, project: Path
+) -> None:
+    build.build(project, project / "site")
+    page = (project / "site/api/overt.small.html").read_text()
+    assert 'id="keep"' in page and 'id="Box.side"' in page and 'id="Box.area"' in page
+    assert "LIMIT = 3  # cells" in page and "side: int  # in pixels" in page
+    assert "    /,\n    count: int = LIMIT,\n    *,\n    among: str" in page
+    assert 'class="language-python">&gt;&gt;&gt; keep([1])\n[1]\n</code></pre>' in page
+    assert "_HIDDEN" not in page and "_secret" not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[x](gone.md)", "docs/more.html: gone.md"),
+        ("[x](guide.md#gone)", "docs/more.html: guide.html#gone"),
+        ("[x](#gone)", "docs/more.html: #gone"),
+        ("![x](gone.png)", "docs/more.html: gone.png"),
+        ("[x](../../outside.md)", "docs/more.html: ../../outside.md"),
+        ("<h2 id='a'>x</h2>\n<h2 id='a'>y</h2>", "docs/more.html: #a twice"),
+    ],
+)
+def test_broken_links_are_found(build: ModuleType, project: Path, text: str, wrong: str) -> None:
+    (project / "docs/more.md").write_text(text)
+    build.build(project, project / "site")
+    assert build.broken(project / "site") == [wrong]
+
+
+def test_a_folder_that_is_no_site_is_left_alone(build: ModuleType, project: Path) -> None:
+    with pytest.raises(SystemExit, match="not a site"):
+        build.build(project, project / "overt")
+    assert (project / "overt/small.py").exists()
+    build.build(project, project / "site")
+    (project / "docs/guide.md").unlink()
+    (project / "README.md").write_text("# Small")
+    build.build(project, project / "site")
+    assert not (project / "site/docs/guide.html").exists()
