@@ -22,7 +22,7 @@ class Output:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     def looking_at(self, name: str) -> AttentionMap:
-        """The map whose keys are the span called `name`; an unknown name is answered with those there are."""
+        """The map over the span called `name`; an unknown name is answered with those there are."""
         for one in self.attention:
             if any(span.name == name for span in one.keys.spans):
                 return one

@@ -1,0 +1,107 @@
+"""Small convolutional networks that turn images into cells, and a classifier without attention."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from overt.attention import Layout, grid
+from overt.data.batch import Batch
+from overt.models import pretrained
+from overt.models.output import Output
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """An image as the features of its cells."""
+
+    values: Float[Tensor, "b k d"]
+    layout: Layout
+
+    def masked(self, mask: Mapping[str, Tensor] | None) -> Float[Tensor, "b k d"]:
+        """The features, each cell multiplied by its entry of the mask called "image"."""
+        if mask is None or "image" not in mask:
+            return self.values
+        return self.values * mask["image"][..., None]
+
+
+class Backbone(nn.Module):
+    """Blocks of 3 x 3 convolution, batch norm and ReLU; a stride of 2 halves the grid."""
+
+    def __init__(self, channels: Sequence[int], strides: Sequence[int]) -> None:
+        super().__init__()
+        blocks: list[nn.Module] = []
+        for before, after, stride in zip([3, *channels], channels, strides, strict=False):
+            convolution = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+            nn.init.kaiming_normal_(convolution.weight, mode="fan_out")
+            blocks += [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+        self.blocks = nn.Sequential(*blocks)
+        self.channels = channels[-1]
+
+    def forward(self, images: Shaped[Tensor, "i 3 y x"]) -> Float[Tensor, "i d gy gx"]:
+        """Features of whole images; bytes are brought to about [-1.6, 2.1] first."""
+        pixels = images.to(next(self.parameters()).dtype)
+        if not images.is_floating_point():
+            pixels = (pixels - 110) / 70
+        return self.blocks(pixels)
+
+
+class SmallCNN(nn.Module):
+    """A classifier that averages the cells: the baseline of a network that does not attend.
+
+    The grid is a quarter of the image's side, 8 x 8 for 32 x 32 images, as in the CIFAR-10 model
+    of "Self Supervision for Attention Networks" (32 x 8 x 8 features), whose widths are unstated.
+    """
+
+    def __init__(self, classes: int, width: float = 1.0, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.classes, self.width, self.dropout = classes, width, dropout
+        wide = max(4, round(64 * width))
+        self.backbone = Backbone([wide, wide, 2 * wide, 2 * wide], [1, 2, 2, 1])
+        self.decision = nn.Sequential(
+            nn.Dropout(dropout), nn.Linear(self.backbone.channels, classes)
+        )
+
+    def encode(self, batch: Batch) -> Cells:
+        """The features of every cell of every sample's image."""
+        if batch.images is None:
+            raise ValueError("an image classifier needs a batch with images")
+        features = self.backbone(batch.images)[batch.image_index]
+        height, width = features.shape[-2:]
+        layout = grid(height, width, geometry=batch.sample_geometry)
+        return Cells(rearrange(features, "b d y x -> b (y x) d"), layout)
+
+    def decide(self, features: Cells, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """Classes from the mean of the cells."""
+        return Output(self.decision(features.masked(mask).mean(dim=1)))
+
+    def forward(self, batch: Batch) -> Output:
+        """Classes of a batch of images."""
+        return self.decide(self.encode(batch))
+
+    def config(self) -> dict[str, Any]:
+        """The values this model was made with."""
+        return {"classes": self.classes, "width": self.width, "dropout": self.dropout}
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and the weights."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> "SmallCNN":
+        """Read a model written by `save_pretrained`."""
+        return pretrained.load(lambda config: cls(**config), folder)
+
+
+def coordinates(layout: Layout, like: Float[Tensor, "b k d"]) -> Float[Tensor, "b k 2"]:
+    """Where each cell stands, (y, x) from -1 to 1."""
+    height, width = layout.find("image").shape
+    y = torch.linspace(-1, 1, height, device=like.device, dtype=like.dtype)
+    x = torch.linspace(-1, 1, width, device=like.device, dtype=like.dtype)
+    places = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).flatten(0, 1)
+    return places.expand(len(like), -1, -1)

@@ -1,0 +1,50 @@
+"""Models on disk: a config.json of plain values and a safetensors file of weights."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from overt import files
+from overt.errors import BadInput, Damaged
+
+
+class Configured(Protocol):
+    """A module that can say with which values it was made."""
+
+    def config(self) -> dict[str, Any]:
+        """Plain JSON values from which the same module can be built again."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Tensor]: ...
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def save(model: Configured, folder: Path | str) -> None:
+    """Write `config.json` and `model.safetensors`, whole or not at all."""
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    with files.writing(Path(folder)) as temporary:
+        files.write_json(temporary / "config.json", model.config())
+        files.write_tensors(temporary / "model.safetensors", weights)
+
+
+def load(build: Callable[[dict[str, Any]], Model], folder: Path | str) -> Model:
+    """Build a model from `config.json` and give it the weights beside it, in eval mode.
+
+    The folder is verified first, and no code in it is ever run.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{folder} holds no saved model: config.json is missing")
+    files.verify(folder)
+    config = files.read_json(folder / "config.json")
+    try:
+        model = build(config)
+        model.load_state_dict(files.read_tensors(folder / "model.safetensors"))
+    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+        sentence = str(error).strip().splitlines()[-1].strip()
+        raise Damaged(f"{folder} is not a model of this kind: {sentence}") from None
+    return model.eval()

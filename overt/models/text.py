@@ -1,0 +1,143 @@
+"""Attention over words: structured self-attention, and a text classifier built on it.
+
+Lin, Feng, Nogueira dos Santos, Yu, Xiang, Zhou and Bengio, "A Structured Self-attentive Sentence
+Embedding", ICLR 2017, https://arxiv.org/abs/1703.03130.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from overt.attention import AttentionMap, words
+from overt.data.batch import Batch
+from overt.geometry import TextGeometry
+from overt.models import pretrained
+from overt.models.output import Output
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """A text as the embeddings of its words."""
+
+    values: Float[Tensor, "b n d"]
+    present: Bool[Tensor, "b n"]
+    geometry: TextGeometry | None
+
+    def masked(
+        self, mask: Mapping[str, Tensor] | None, blank: Float[Tensor, " d"]
+    ) -> Float[Tensor, "b n d"]:
+        """The embeddings, with `blank` in the place of words whose entry in the "text" mask is 0.
+
+        Padding is left alone: it is no word, and nothing may be read from it.
+        """
+        if mask is None or "text" not in mask:
+            return self.values
+        kept = torch.where(self.present, mask["text"], 1).to(self.values.dtype)[..., None]
+        return self.values * kept + blank * (1 - kept)
+
+
+class WordAttention(nn.Module):
+    """`softmax(W2 tanh(W1 H))` over the words that are there: one distribution a hop (eq. 4-6)."""
+
+    def __init__(self, width: int, hidden: int, hops: int = 1) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, hidden, bias=False)
+        self.outer = nn.Linear(hidden, hops, bias=False)
+
+    def forward(
+        self, states: Float[Tensor, "b n d"], text: Words
+    ) -> tuple[Float[Tensor, "b h d"], AttentionMap]:
+        """The summary of every hop, and the map behind it; hops stand on the head axis."""
+        scores = self.outer(torch.tanh(self.inner(states))).float()
+        attention = AttentionMap.from_scores(
+            rearrange(scores, "b n h -> b 1 h 1 n"),
+            words(states.shape[1], geometry=text.geometry),
+            mask=rearrange(text.present, "b n -> b 1 n"),
+        )
+        weights = rearrange(attention.weights, "b 1 h 1 n -> b h n").to(states.dtype)
+        return einsum(weights, states, "b h n, b n d -> b h d"), attention
+
+
+def redundancy(attention: AttentionMap) -> Float[Tensor, " b"]:
+    """How much the hops repeat each other: `||A A^T - I||_F^2` of every sample (eq. 8)."""
+    hops = rearrange(attention.weights, "b 1 h 1 n -> b h n")
+    same = einsum(hops, hops, "b h n, b g n -> b h g")
+    return (same - torch.eye(hops.shape[1], device=hops.device)).square().sum(dim=(1, 2))
+
+
+class TextClassifier(nn.Module):
+    """A bidirectional LSTM whose states are summarised by structured self-attention.
+
+    Padding never enters the LSTM, and no attention falls on it, so a text is read the same in any
+    batch. The extra `redundancy` is the penalty of eq. 8, one number a sample.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        width: float = 1.0,
+        hops: int = 4,
+        dropout: float = 0.3,
+    ) -> None:
+        super().__init__()
+        self.made_with = {
+            "vocabulary": vocabulary,
+            "classes": classes,
+            "width": width,
+            "hops": hops,
+            "dropout": dropout,
+        }
+        state = max(4, round(128 * width))
+        embedding = max(4, round(300 * width))
+        self.embed = nn.Embedding(vocabulary, embedding, padding_idx=0)
+        self.blank = nn.Parameter(torch.zeros(embedding))
+        self.read = nn.LSTM(embedding, state, batch_first=True, bidirectional=True)
+        self.attend = WordAttention(2 * state, state, hops)
+        self.drop = nn.Dropout(dropout)
+        self.decision = nn.Sequential(
+            nn.Linear(2 * state * hops, 2 * state), nn.ReLU(), nn.Linear(2 * state, classes)
+        )
+
+    def encode(self, batch: Batch) -> Words:
+        """The embeddings of the words."""
+        if batch.tokens is None or batch.token_mask is None:
+            raise ValueError("a text classifier needs a batch with tokens")
+        return Words(self.embed(batch.tokens), batch.token_mask, batch.text)
+
+    def decide(self, features: Words, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """Classes from what the words say together."""
+        embedded = self.drop(features.masked(mask, self.blank))
+        lengths = features.present.sum(dim=1).clamp_min(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            embedded, lengths, batch_first=True, enforce_sorted=False
+        )
+        states, _ = nn.utils.rnn.pad_packed_sequence(
+            self.read(packed)[0], batch_first=True, total_length=embedded.shape[1]
+        )
+        summary, attention = self.attend(states, features)
+        prediction = self.decision(self.drop(summary.flatten(1)))
+        return Output(prediction, (attention,), {"redundancy": redundancy(attention)})
+
+    def forward(self, batch: Batch) -> Output:
+        """Classes of a batch of texts."""
+        return self.decide(self.encode(batch))
+
+    def config(self) -> dict[str, Any]:
+        """The values this model was made with."""
+        return dict(self.made_with)
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and the weights."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> "TextClassifier":
+        """Read a model written by `save_pretrained`."""
+        return pretrained.load(lambda config: cls(**config), folder)

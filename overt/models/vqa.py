@@ -1,0 +1,210 @@
+"""Answering questions about images: one reader, one eye, and a choice of how to look.
+
+Soft attention follows Kazemi and Elqursh, "Show, Ask, Attend, and Answer", 2017,
+https://arxiv.org/abs/1704.03162; the words are weighed by structured self-attention, as in
+"Self Supervision for Attention Networks".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from overt.attention import AttentionMap, Layout, grid
+from overt.data.batch import Batch
+from overt.errors import BadInput
+from overt.models import pretrained
+from overt.models.cnn import Backbone, Cells, coordinates
+from overt.models.output import Output
+from overt.models.text import WordAttention, Words
+
+
+class Attend(Protocol):
+    """A way to look: cells and a question in, a summary a glimpse and a map out."""
+
+    glimpses: int
+
+    def __call__(
+        self,
+        cells: Float[Tensor, "b k d"],
+        question: Float[Tensor, "b e"],
+        layout: Layout,
+    ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]: ...
+
+    def config(self) -> dict[str, Any]:
+        """Plain values from which `attend_from` builds the same module."""
+        ...
+
+
+class Blind(nn.Module):
+    """Look at nothing: what can be said from the question alone."""
+
+    glimpses = 1
+
+    def forward(
+        self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
+    ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
+        """Zeros in the place of a summary."""
+        return torch.zeros_like(cells[:, 0]), None
+
+    def config(self) -> dict[str, Any]:
+        """The name alone."""
+        return {"kind": "blind"}
+
+
+class MeanPool(nn.Module):
+    """Look at everything alike: no attention."""
+
+    glimpses = 1
+
+    def forward(
+        self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
+    ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
+        """The mean of the cells."""
+        return cells.mean(dim=1), None
+
+    def config(self) -> dict[str, Any]:
+        """The name alone."""
+        return {"kind": "mean"}
+
+
+class SoftAttention(nn.Module):
+    """`softmax(w relu(V x + Q q))` over the cells; glimpses stand on the head axis."""
+
+    def __init__(self, cell: int, question: int, hidden: int, glimpses: int = 2) -> None:
+        super().__init__()
+        self.sizes = {"cell": cell, "question": question, "hidden": hidden, "glimpses": glimpses}
+        self.glimpses = glimpses
+        self.of_cell = nn.Linear(cell, hidden, bias=False)
+        self.of_question = nn.Linear(question, hidden)
+        self.score = nn.Linear(hidden, glimpses)
+
+    def forward(
+        self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
+    ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
+        """The weighted sum of every glimpse, side by side, and the map behind them."""
+        joint = torch.relu(self.of_cell(cells) + self.of_question(question)[:, None])
+        scores = rearrange(self.score(joint).float(), "b k h -> b 1 h 1 k")
+        attention = AttentionMap.from_scores(scores, layout)
+        weights = rearrange(attention.weights, "b 1 h 1 k -> b h k").to(cells.dtype)
+        return einsum(weights, cells, "b h k, b k d -> b h d").flatten(1), attention
+
+    def config(self) -> dict[str, Any]:
+        """The sizes of the layers."""
+        return {"kind": "soft", **self.sizes}
+
+
+def attend_from(config: Mapping[str, Any]) -> Blind | MeanPool | SoftAttention:
+    """The way to look that a saved model was made with."""
+    sizes = {name: value for name, value in config.items() if name != "kind"}
+    match config.get("kind"):
+        case "blind":
+            return Blind()
+        case "mean":
+            return MeanPool()
+        case "soft":
+            return SoftAttention(**sizes)
+        case other:
+            raise BadInput(f"attention of kind {other!r} is not one of blind, mean, soft")
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """An image and a question about it, as features."""
+
+    cells: Cells
+    words: Words
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The widths of a question-answering network."""
+
+    vocabulary: int
+    answers: int
+    cell: int = 64
+    word: int = 48
+    question: int = 96
+    hidden: int = 160
+    dropout: float = 0.0
+
+    @property
+    def seen(self) -> int:
+        """Features a cell has with its two coordinates."""
+        return self.cell + 2
+
+
+class VQA(nn.Module):
+    """A CNN, an LSTM with attention over its words, and `attend` to join the two.
+
+    Departures from the paper, made for small worlds: a CNN trained with the rest in place of a
+    frozen ResNet, coordinates beside the features of each cell, and the weighted sum of the LSTM's
+    states in place of its last one. A mask on the cells acts after their normalisation, where it
+    can be felt.
+    """
+
+    def __init__(self, sizes: Sizes, attend: Blind | MeanPool | SoftAttention) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.backbone = Backbone(
+            [max(4, sizes.cell // 2), sizes.cell, sizes.cell, sizes.cell], [2, 2, 2, 1]
+        )
+        self.embed = nn.Embedding(sizes.vocabulary, sizes.word, padding_idx=0)
+        self.blank = nn.Parameter(torch.zeros(sizes.word))
+        self.read = nn.LSTM(sizes.word, sizes.question, batch_first=True)
+        self.weigh = WordAttention(sizes.question, sizes.question)
+        self.attend = attend
+        summary = attend.glimpses * sizes.seen + sizes.question
+        self.decision = nn.Sequential(
+            nn.Dropout(sizes.dropout),
+            nn.Linear(summary, sizes.hidden),
+            nn.ReLU(),
+            nn.Dropout(sizes.dropout),
+            nn.Linear(sizes.hidden, sizes.answers),
+        )
+
+    def encode(self, batch: Batch) -> Asked:
+        """Each image once, however many questions are asked about it."""
+        if batch.images is None or batch.tokens is None or batch.token_mask is None:
+            raise ValueError("a question-answering model needs a batch with images and tokens")
+        features = self.backbone(batch.images)
+        height, width = features.shape[-2:]
+        layout = grid(height, width, geometry=batch.sample_geometry)
+        cells = rearrange(features, "i d y x -> i (y x) d")[batch.image_index]
+        cells = torch.cat([cells, coordinates(layout, cells)], dim=-1)
+        text = Words(self.embed(batch.tokens), batch.token_mask, batch.text)
+        return Asked(Cells(cells, layout), text)
+
+    def decide(self, features: Asked, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """Answers, and the maps over cells and words."""
+        states, _ = self.read(features.words.masked(mask, self.blank))
+        summary, over_words = self.weigh(states, features.words)
+        question = summary[:, 0]
+        seen, over_cells = self.attend(features.cells.masked(mask), question, features.cells.layout)
+        prediction = self.decision(torch.cat([seen, question], dim=1))
+        maps = (over_words,) if over_cells is None else (over_cells, over_words)
+        return Output(prediction, maps)
+
+    def forward(self, batch: Batch) -> Output:
+        """Answers to a batch of questions."""
+        return self.decide(self.encode(batch))
+
+    def config(self) -> dict[str, Any]:
+        """The values this model was made with."""
+        return {"sizes": vars(self.sizes), "attend": self.attend.config()}
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and the weights."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> "VQA":
+        """Read a model written by `save_pretrained`."""
+        return pretrained.load(
+            lambda config: cls(Sizes(**config["sizes"]), attend_from(config["attend"])), folder
+        )

@@ -1,0 +1,607 @@
+"""The one training loop.
+
+A step is a function `(model, batch, progress) -> losses by parameter set`. Losses come as sums with
+their counts, and are divided here, once, by the count over all processes and accumulated batches:
+so gradients do not depend on how many machines there are or how a batch was cut up.
+"""
+
+import hashlib
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from overt import files
+from overt.data.batch import Batch
+from overt.errors import BadInput, Damaged, Failed, Stopped
+from overt.supervise.loss import Loss
+from overt.train import checkpoint
+from overt.train.checkpoint import State
+from overt.train.processes import Processes, processes
+from overt.train.report import Log, Reporter
+
+Losses = Mapping[str, Mapping[str, Loss]]
+Schedule = Callable[[float], float]
+
+
+class DataSet(Protocol):
+    """What can be trained on: items by number, and batches made of them without chance."""
+
+    def __len__(self) -> int: ...
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The batch of these items; the same numbers always give the same batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where in its stage a step stands; `fraction` runs from 0 to 1."""
+
+    step: int
+    steps: int
+    epoch: int
+
+    @property
+    def fraction(self) -> float:
+        """The share of the stage that is done."""
+        return self.step / max(1, self.steps)
+
+
+Step = Callable[[nn.Module, Batch, Progress], Losses]
+
+
+@dataclass
+class ParameterSet:
+    """Parameters that one optimizer moves, on losses that reach no other parameter.
+
+    `schedule` gives the factor on the learning rate from the share of training that is done;
+    `clip` is the largest gradient norm.
+    """
+
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule = field(default=lambda fraction: 1.0)
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters that this optimizer moves."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to train, in what portions, and when to look up."""
+
+    epochs: int
+    batch: int
+    steps: int | None = None
+    accumulate: int = 1
+    patience: int | None = None
+    save_every: int = 200
+    log_every: int = 20
+    workers: int = 0
+    bf16: bool = False
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """What validation looks at: `measure(model)` gives numbers, `best` names the decisive one."""
+
+    measure: Callable[[nn.Module], Mapping[str, float]]
+    best: str
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a stage of training came to."""
+
+    steps: int
+    epochs: int
+    samples: int
+    seconds: float
+
+    @property
+    def samples_per_second(self) -> float:
+        """Training samples a second, over all processes."""
+        return self.samples / max(self.seconds, 1e-9)
+
+
+def warm_then_cosine(warmup: float = 0.1) -> Schedule:
+    """A rate that climbs over the first `warmup` of training, then falls along a cosine to 0."""
+
+    def factor(fraction: float) -> float:
+        if fraction < warmup:
+            return max(fraction / warmup, 0.01)
+        return 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / max(1e-9, 1 - warmup)))
+
+    return factor
+
+
+def fit(
+    model: nn.Module,
+    data: DataSet,
+    step: Step,
+    sets: Mapping[str, ParameterSet],
+    limits: Limits,
+    *,
+    out: Path,
+    seed: int,
+    stage: str = "train",
+    device: str = "auto",
+    monitor: Monitor | None = None,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+) -> Fitted:
+    """Train `model` in place, leaving checkpoints and a log under `out`.
+
+    With `resume` the newest whole checkpoint of the stage is taken up and the run goes on as if it
+    had never stopped: bit for bit on one CPU process, or on a GPU under deterministic algorithms.
+    SIGINT and SIGTERM save after the current step and raise `Stopped`; a loss or gradient that is
+    not finite raises `Failed` before any optimizer has moved. With `limits.patience` training ends
+    after that many validations without a new best, and the best weights are put back.
+    """
+    if not len(data):
+        raise BadInput(f"there is nothing to train on in stage {stage!r}")
+    check_sets(sets)
+    ranks = processes(device)
+    model.to(ranks.device)
+    for one in sets.values():
+        move_state(one.optimizer, ranks.device)
+    run = _Run(model, data, step, dict(sets), limits, out, seed, stage, ranks, monitor, reporter)
+    return run.go(resume)
+
+
+def check_sets(sets: Mapping[str, ParameterSet]) -> None:
+    """Refuse sets that share a parameter: each must be moved by one optimizer alone."""
+    owner: dict[int, str] = {}
+    for name, one in sets.items():
+        for parameter in one.parameters:
+            other = owner.setdefault(id(parameter), name)
+            if other != name:
+                raise ValueError(f"sets {other!r} and {name!r} share a parameter")
+
+
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Bring what an optimizer remembers to the device of its parameters."""
+    for slots in optimizer.state.values():
+        for name, value in slots.items():
+            if isinstance(value, Tensor) and name != "step":
+                slots[name] = value.to(device)
+
+
+def mixed(*parts: object) -> int:
+    """One seed out of several values, the same in every process and on every machine."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def seed_everything(value: int) -> None:
+    """Set the state of every random generator a step may use."""
+    random.seed(value)
+    np.random.seed(value % 2**32)  # noqa: NPY002  a step may call code that uses it
+    torch.manual_seed(value)
+
+
+class _Run:
+    """The state of one call of `fit`, and the loop over it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: DataSet,
+        step: Step,
+        sets: dict[str, ParameterSet],
+        limits: Limits,
+        out: Path,
+        seed: int,
+        stage: str,
+        ranks: Processes,
+        monitor: Monitor | None,
+        reporter: Reporter | None,
+    ) -> None:
+        self.model, self.data, self.step, self.sets = model, data, step, sets
+        self.limits, self.stage, self.ranks, self.monitor = limits, stage, ranks, monitor
+        self.state = State(stage, seed)
+        self.checkpoints = out / "checkpoints" / stage
+        self.log = Log(out, enabled=ranks.first)
+        self.reporter = reporter or Reporter(enabled=ranks.first)
+        self.stop_signal = 0
+        self.micro_per_epoch = math.ceil(len(data) / limits.batch)
+        self.steps_per_epoch = math.ceil(self.micro_per_epoch / limits.accumulate)
+        self.steps = limits.epochs * self.steps_per_epoch
+        if limits.steps is not None:
+            self.steps = min(self.steps, limits.steps)
+        self.optimizers = {name: one.optimizer for name, one in sets.items()}
+
+    # --- the loop
+
+    def go(self, resume: bool) -> Fitted:
+        self.restore(resume)
+        self.log.open(self.state.log_bytes)
+        try:
+            if not self.state.done:
+                with self.signals(), self.reporter.stage(self.stage, self.steps, self.state.step):
+                    self.train()
+        finally:
+            self.log.close()
+        self.model.eval()
+        state = self.state
+        return Fitted(state.step, state.epoch, state.samples, state.seconds)
+
+    def train(self) -> None:
+        state = self.state
+        self.model.train()
+        mark = time.perf_counter()
+        for window in self.windows():
+            losses = self.update(window)
+            state.step += 1
+            now = time.perf_counter()
+            state.seconds, mark = state.seconds + now - mark, now
+            self.note(losses)
+            epoch_over = state.step % self.steps_per_epoch == 0
+            state.epoch = state.step // self.steps_per_epoch
+            last = state.step == self.steps
+            if (epoch_over or last) and self.monitor is not None:
+                self.validate(self.monitor)
+                now = time.perf_counter()
+                state.seconds, mark = state.seconds + now - mark, now
+            patience = self.limits.patience
+            state.done = last or (patience is not None and state.waited > patience)
+            if state.done and patience is not None and state.best is not None:
+                self.share_best()
+            stopped = self.ranks.largest(self.stop_signal)
+            if state.done or stopped or state.step % self.limits.save_every == 0:
+                self.save()
+            if state.done:
+                return
+            if stopped:
+                raise Stopped(
+                    f"stopped at step {state.step} of {self.steps} of stage {self.stage!r} and "
+                    "saved; the same command with --resume goes on from there",
+                    stopped,
+                )
+
+    def update(self, window: Sequence["_Part"]) -> dict[str, tuple[float, float]]:
+        """One optimizer step of every set, on the batches of one accumulation window."""
+        for one in self.sets.values():
+            for group, rate in zip(one.optimizer.param_groups, one.rates, strict=True):
+                group["lr"] = rate * one.schedule(self.progress.fraction)
+            one.optimizer.zero_grad(set_to_none=True)
+        totals = self.accumulate(window) if len(window) > 1 else self.at_once(window[0])
+        norms = {}
+        for name, one in self.sets.items():
+            self.ranks.sum_gradients(one.parameters)
+            norms[name] = gradient_norm(one.parameters)
+        self.refuse_non_finite(totals, norms, window)
+        for name, one in self.sets.items():
+            if one.clip is not None:
+                scale_gradients(one.parameters, min(1.0, one.clip / (norms[name] + 1e-6)))
+            one.optimizer.step()
+        return totals
+
+    def at_once(self, part: "_Part") -> dict[str, tuple[float, float]]:
+        """The gradients of a window of one batch: all counts are known before the backward pass."""
+        losses = self.forward(part, 0)
+        names, sums = self.totals([losses])
+        remaining = len(losses)
+        for set_name, group in losses.items():
+            objective = torch.zeros((), device=self.ranks.device)
+            for loss_name, loss in group.items():
+                count = sums[names.index(f"{set_name}/{loss_name}")][1]
+                objective = objective + loss.weight * loss.total / max(count, 1.0)
+            remaining -= 1
+            if objective.requires_grad:
+                objective.backward(
+                    inputs=self.sets[set_name].parameters, retain_graph=remaining > 0
+                )
+        return {name: (total, count) for name, (total, count) in zip(names, sums, strict=True)}
+
+    def accumulate(self, window: Sequence["_Part"]) -> dict[str, tuple[float, float]]:
+        """The gradients of several batches: each loss summed apart, divided when all are counted."""
+        kept: list[Losses] = []
+        sums_of: dict[str, list[Tensor | None]] = {}
+        for micro, part in enumerate(window):
+            losses = self.forward(part, micro)
+            flat = [(s, n, loss) for s, group in losses.items() for n, loss in group.items()]
+            for place, (set_name, loss_name, loss) in enumerate(flat):
+                if loss.batch_level:
+                    raise BadInput(
+                        f"loss {loss_name!r} compares whole batches and cannot be accumulated; "
+                        "set train.accumulate=1"
+                    )
+                if not loss.total.requires_grad:
+                    continue
+                gradients = torch.autograd.grad(
+                    loss.weight * loss.total,
+                    self.sets[set_name].parameters,
+                    retain_graph=place + 1 < len(flat),
+                    allow_unused=True,
+                )
+                add(sums_of.setdefault(f"{set_name}/{loss_name}", []), gradients)
+            kept.append(
+                {
+                    s: {n: Loss(one.total.detach(), one.count) for n, one in group.items()}
+                    for s, group in losses.items()
+                }
+            )
+        names, sums = self.totals(kept)
+        for name, gradients_of in sums_of.items():
+            count = max(sums[names.index(name)][1], 1.0)
+            parameters = self.sets[name.split("/")[0]].parameters
+            for parameter, gradient in zip(parameters, gradients_of, strict=True):
+                if gradient is not None:
+                    share = gradient / count
+                    parameter.grad = share if parameter.grad is None else parameter.grad + share
+        return {name: (total, count) for name, (total, count) in zip(names, sums, strict=True)}
+
+    def forward(self, part: "_Part", micro: int) -> Losses:
+        """The losses of one batch, with random numbers that depend on nothing but the counters."""
+        state, limits = self.state, self.limits
+        seed_everything(mixed(state.seed, state.stage, state.step, micro, self.ranks.rank))
+        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=limits.bf16):
+            losses = self.step(self.model, part.batch, self.progress)
+        unknown = set(losses) - set(self.sets)
+        if unknown:
+            raise ValueError(f"losses for {sorted(unknown)}, but the sets are {sorted(self.sets)}")
+        return losses if part.counts else {name: nothing(group) for name, group in losses.items()}
+
+    # --- what the loop is made of
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self.state.step, self.steps, self.state.epoch)
+
+    def windows(self) -> Iterator[list["_Part"]]:
+        """The batches of each optimizer step still to be made, in the order of its epoch."""
+        state, limits = self.state, self.limits
+        while state.step < self.steps:
+            epoch, done = divmod(state.step, self.steps_per_epoch)
+            generator = torch.Generator().manual_seed(
+                mixed(state.seed, state.stage, "order", epoch)
+            )
+            order = torch.randperm(len(self.data), generator=generator).tolist()
+            parts = [
+                order[start : start + limits.batch] for start in range(0, len(order), limits.batch)
+            ]
+            parts = parts[done * limits.accumulate :]
+            window: list[_Part] = []
+            remaining = len(parts)
+            for part, batch in zip(parts, self.batches(parts), strict=True):
+                counts = bool(self.ranks.slice(part))
+                window.append(_Part(batch.to(self.ranks.device), counts))
+                remaining -= 1
+                if len(window) == limits.accumulate or not remaining:
+                    yield window
+                    window = []
+                    if state.step >= self.steps:
+                        return
+
+    def batches(self, parts: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """This process's share of each batch, or one item that counts nothing where it has none."""
+        mine = [self.ranks.slice(part) or [part[0]] for part in parts]
+        if not self.limits.workers:
+            yield from (self.data.batch(part) for part in mine)
+            return
+        yield from torch.utils.data.DataLoader(
+            _Batches(self.data, mine), batch_size=None, num_workers=self.limits.workers
+        )
+
+    def totals(self, losses: Sequence[Losses]) -> tuple[list[str], list[list[float]]]:
+        """Name, sum and count of every loss, over a window and over all processes."""
+        table: dict[str, list[Tensor]] = {}
+        for one in losses:
+            for set_name, group in one.items():
+                for loss_name, loss in group.items():
+                    pair = torch.stack([loss.total.detach().double(), loss.count.double()])
+                    table.setdefault(f"{set_name}/{loss_name}", []).append(pair)
+        names = sorted(table)
+        sums = torch.stack([torch.stack(table[name]).sum(dim=0) for name in names])
+        return names, self.ranks.sum(sums).tolist()
+
+    def refuse_non_finite(
+        self,
+        totals: Mapping[str, tuple[float, float]],
+        norms: Mapping[str, float],
+        window: Sequence["_Part"],
+    ) -> None:
+        """Stop before any optimizer moves; all processes see the same sums and stop together."""
+        wrong = [f"loss {name}" for name, (total, _) in totals.items() if not math.isfinite(total)]
+        wrong += [f"gradient of {name}" for name, norm in norms.items() if not math.isfinite(norm)]
+        if wrong:
+            ids = [one for part in window for one in part.batch.ids]
+            raise Failed(
+                f"{' and '.join(wrong)} is not finite at step {self.state.step} of stage "
+                f"{self.stage!r} (samples {', '.join(ids[:3])} ...); no weight was changed: lower "
+                "train.rate, or look at those samples"
+            )
+
+    def note(self, losses: Mapping[str, tuple[float, float]]) -> None:
+        """Add to the running means, and write them down every `log_every` steps."""
+        state = self.state
+        for name, (total, count) in losses.items():
+            meter = state.meters.setdefault(name, [0.0, 0.0])
+            meter[0] += total
+            meter[1] += count
+        state.samples += self.window_samples(state.step - 1)
+        means = {
+            name.removeprefix("model/"): total / max(count, 1.0)
+            for name, (total, count) in state.meters.items()
+        }
+        self.reporter.step(state.step, means)
+        if state.step % self.limits.log_every == 0 or state.step == self.steps:
+            rate = next(iter(self.optimizers.values())).param_groups[0]["lr"]
+            self.log.write(
+                {
+                    "stage": self.stage,
+                    "step": state.step,
+                    "epoch": (state.step - 1) // self.steps_per_epoch,
+                    "split": "train",
+                    "losses": means,
+                    "rate": rate,
+                }
+            )
+            state.meters.clear()
+
+    def window_samples(self, step: int) -> int:
+        """How many items the window of a step holds, over all processes."""
+        first = step % self.steps_per_epoch * self.limits.accumulate * self.limits.batch
+        return min(len(self.data) - first, self.limits.accumulate * self.limits.batch)
+
+    def validate(self, monitor: Monitor) -> None:
+        """Measure, write down, and keep the best weights."""
+        state = self.state
+        self.ranks.share(self.model.buffers())
+        self.model.eval()
+        with torch.no_grad():
+            measures = {name: float(value) for name, value in monitor.measure(self.model).items()}
+        self.model.train()
+        self.log.write(
+            {
+                "stage": self.stage,
+                "step": state.step,
+                "epoch": state.epoch,
+                "split": "val",
+                "measures": measures,
+            }
+        )
+        self.reporter.measured(state.epoch, measures)
+        value = measures[monitor.best] * (1 if monitor.higher_is_better else -1)
+        if state.best is None or value > state.best:
+            state.best, state.best_step, state.waited = value, state.step, 0
+            if self.ranks.first and self.limits.patience is not None:
+                with files.writing(self.checkpoints / "best") as folder:
+                    files.write_tensors(
+                        folder / "model.safetensors", checkpoint.copy_of(self.model.state_dict())
+                    )
+        else:
+            state.waited += 1
+
+    def share_best(self) -> None:
+        """Put the best weights back, on all processes."""
+        if self.ranks.first:
+            files.verify(self.checkpoints / "best")
+            checkpoint.load_model(self.checkpoints / "best", self.model)
+        self.ranks.share(self.model.state_dict().values())
+
+    # --- stopping and going on
+
+    def save(self) -> None:
+        self.ranks.share(self.model.buffers())
+        self.state.log_bytes = self.log.size()
+        if self.ranks.first:
+            checkpoint.save(self.checkpoints, self.state, self.model, self.optimizers)
+        self.ranks.wait()
+
+    def restore(self, resume: bool) -> None:
+        if not self.checkpoints.is_dir():
+            return
+        if self.ranks.first:
+            files.sweep(self.checkpoints)
+        self.ranks.wait()
+        found, broken = files.newest(self.checkpoints, checkpoint.PREFIX)
+        if not resume:
+            if found is not None or broken:
+                raise BadInput(
+                    f"{self.checkpoints} already holds checkpoints; add --resume to go on, or "
+                    "choose another --out"
+                )
+            return
+        for folder in broken:
+            self.reporter.say(f"checkpoint {folder} is damaged and was passed over")
+        if found is None:
+            if broken:
+                raise Damaged(
+                    f"no whole checkpoint is left in {self.checkpoints}; choose another --out to "
+                    "start again"
+                )
+            return
+        self.state = checkpoint.load(found, self.model, self.optimizers)
+        for one in self.sets.values():
+            move_state(one.optimizer, self.ranks.device)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask for a stop after the step; a second SIGINT does not wait."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.stop_signal and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.stop_signal = number
+            self.reporter.say("stopping after this step; press Ctrl-C again to stop at once")
+
+        former = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One process's share of a batch; it may have been given items only to keep step."""
+
+    batch: Batch
+    counts: bool
+
+
+def nothing(losses: Mapping[str, Loss]) -> dict[str, Loss]:
+    """The same losses with no weight and no rows, so that an idle process keeps in step."""
+    return {
+        name: Loss(loss.total * 0, loss.count * 0, loss.weight, loss.batch_level)
+        for name, loss in losses.items()
+    }
+
+
+class _Batches(torch.utils.data.Dataset[Batch]):
+    """Lists of items as a data set of ready batches, for loading in other processes."""
+
+    def __init__(self, data: DataSet, parts: Sequence[Sequence[int]]) -> None:
+        self.data, self.parts = data, parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.data.batch(self.parts[index])
+
+
+def add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
+    """Add gradients to a list of sums that starts empty; None stands for zero."""
+    if not sums:
+        sums.extend(gradients)
+        return
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            former = sums[place]
+            sums[place] = gradient if former is None else former + gradient
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
+    """The length of all gradients together."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+
+def scale_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:
+    """Multiply every gradient; a factor of one leaves the bits alone."""
+    if factor < 1.0:
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
