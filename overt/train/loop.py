@@ -312,7 +312,7 @@ class _Run:
         return {name: (total, count) for name, (total, count) in zip(names, sums, strict=True)}
 
     def accumulate(self, window: Sequence["_Part"]) -> dict[str, tuple[float, float]]:
-        """The gradients of several batches: each loss summed apart, divided when all are counted."""
+        """The gradients of several batches: each loss is summed apart and divided at the end."""
         kept: list[Losses] = []
         sums_of: dict[str, list[Tensor | None]] = {}
         for micro, part in enumerate(window):
