@@ -1,4 +1,4 @@
-"""What every test finds: seeds set, few threads, a throw-away cache, and real data if there is some."""
+"""What every test finds: seeds, few threads, a throw-away cache, and real data if there is some."""
 
 import os
 import random

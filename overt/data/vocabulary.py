@@ -17,15 +17,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from overt.errors import BadInput, Damaged
+from overt.files import read_json, write_json
 
 PAD, UNKNOWN, MASK, BEGIN, END = range(5)
 SPECIAL = ("<pad>", "<unknown>", "<mask>", "<begin>", "<end>")
 
 FORMAT = "overt vocabulary 1"
 ABSENT = (-1, -1)  # the span of a token that covers no character
-WORD = re.compile(
-    r"'(?:s|t|d|m|re|ve|ll)\b|\w[\w\u0300-\u036f]*|[^\w\s]", re.IGNORECASE
-)
+WORD = re.compile(r"'(?:s|t|d|m|re|ve|ll)\b|\w[\w\u0300-\u036f]*|[^\w\s]", re.IGNORECASE)
 
 Span = tuple[int, int]
 
@@ -53,10 +52,7 @@ def tokenize(text: str) -> list[tuple[str, int, int]]:
     >>> tokenize("What's red?")
     [('what', 0, 4), ("'s", 4, 6), ('red', 7, 10), ('?', 10, 11)]
     """
-    return [
-        (found.group().lower(), found.start(), found.end())
-        for found in WORD.finditer(text)
-    ]
+    return [(found.group().lower(), found.start(), found.end()) for found in WORD.finditer(text)]
 
 
 def pad(
@@ -101,9 +97,7 @@ class Vocabulary:
     def __post_init__(self) -> None:
         numbers = {word: len(SPECIAL) + place for place, word in enumerate(self.words)}
         if len(numbers) != len(self.words):
-            raise BadInput(
-                "A vocabulary needs every word once; some word is given twice."
-            )
+            raise BadInput("A vocabulary needs every word once; some word is given twice.")
         if "" in numbers or any(name in numbers for name in SPECIAL):
             raise BadInput(f"The empty word and {', '.join(SPECIAL)} cannot be words.")
         object.__setattr__(self, "_ids", numbers)
@@ -150,41 +144,27 @@ class Vocabulary:
         numbers = [int(number) for number in ids]
         for number in numbers:
             if not 0 <= number < len(names):
-                raise BadInput(
-                    f"Id {number} is not in a vocabulary of {len(names)} ids."
-                )
+                raise BadInput(f"Id {number} is not in a vocabulary of {len(names)} ids.")
         return [names[number] for number in numbers]
 
     def read(self, text: str) -> tuple[list[int], list[Span]]:
         """The ids of a text and the characters each covers."""
         found = tokenize(text)
-        return self.encode([word for word, _, _ in found]), [
-            (a, b) for _, a, b in found
-        ]
+        return self.encode([word for word, _, _ in found]), [(a, b) for _, a, b in found]
 
     def save(self, path: Path) -> None:
         """Write one JSON file, whole or not at all."""
-        from overt.files import write_json
-
         write_json(path, {"format": FORMAT, "words": list(self.words)})
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
         """Read what `save` wrote; anything else is `Damaged`."""
-        from overt.files import read_json
-
         value = read_json(path)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise Damaged(
-                f"{path} is not a vocabulary file ({FORMAT!r}); build it again."
-            )
+            raise Damaged(f"{path} is not a vocabulary file ({FORMAT!r}); build it again.")
         words = value.get("words")
-        if not isinstance(words, list) or not all(
-            isinstance(word, str) for word in words
-        ):
-            raise Damaged(
-                f"{path}: `words` is not a list of words; build the file again."
-            )
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise Damaged(f"{path}: `words` is not a list of words; build the file again.")
         try:
             return cls(tuple(words))
         except BadInput as problem:
@@ -216,9 +196,7 @@ class HubTokenizer:
             return cls(AutoTokenizer.from_pretrained(str(name)), length)
         except (OSError, ValueError) as problem:
             reason = str(problem).strip().splitlines()[0]
-            raise BadInput(
-                f"No tokenizer can be loaded from {name}: {reason}"
-            ) from problem
+            raise BadInput(f"No tokenizer can be loaded from {name}: {reason}") from problem
 
     @property
     def size(self) -> int:
@@ -239,11 +217,7 @@ class HubTokenizer:
 
     def read(self, text: str) -> tuple[list[int], list[Span]]:
         """The ids of a text and the characters each covers, without the spaces around a word."""
-        cut = (
-            {}
-            if self.length is None
-            else {"truncation": True, "max_length": self.length}
-        )
+        cut = {} if self.length is None else {"truncation": True, "max_length": self.length}
         found = self.tokenizer(
             text, return_offsets_mapping=True, return_special_tokens_mask=True, **cut
         )
@@ -260,9 +234,7 @@ class HubTokenizer:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The piece of text of every id."""
-        return list(
-            self.tokenizer.convert_ids_to_tokens([int(number) for number in ids])
-        )
+        return list(self.tokenizer.convert_ids_to_tokens([int(number) for number in ids]))
 
 
 def _trim(text: str, start: int, end: int) -> Span:

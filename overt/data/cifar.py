@@ -1,0 +1,211 @@
+"""CIFAR-10 and CIFAR-100 from the official binary version, read in place.
+
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
+https://www.cs.toronto.edu/~kriz/cifar.html. A record is the label bytes (one, or coarse and fine)
+and 3,072 bytes of a 32 x 32 picture, plane by plane.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.batch import Batch
+from overt.data.splits import Labels, Split, labels_of, rows_of, split_of
+from overt.errors import BadInput, Damaged
+from overt.files import digest
+from overt.geometry import PixelGeometry
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+VALIDATION = 5_000
+
+CIFAR10_FOLDER = "cifar-10-batches-bin"
+CIFAR100_FOLDER = "cifar-100-binary"
+CIFAR10_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+COARSE_NAMES = tuple(
+    """aquatic_mammals fish flowers food_containers fruit_and_vegetables
+    household_electrical_devices household_furniture insects large_carnivores
+    large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_herbivores
+    medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1
+    vehicles_2""".split()
+)
+FINE_NAMES = tuple(
+    """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab
+    crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard
+    lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm""".split()
+)
+
+
+def open_records(
+    path: Path, limits: Sequence[int], records: int
+) -> UInt8[np.ndarray, "n bytes_of_record"]:
+    """The records of one file, mapped into memory and not read.
+
+    `limits` is the number of classes behind each label byte. A file of another length, or with a
+    label out of range, is `Damaged`; the sentence names the file and the record.
+    """
+    length = len(limits) + PIXELS
+    if not path.is_file():
+        raise BadInput(f"{path} is missing; `overt data` says how to get it.")
+    size = path.stat().st_size
+    if size != records * length:
+        raise Damaged(
+            f"{path} ends in record {size // length} with {size} bytes; {records} records of "
+            f"{length} bytes are {records * length} bytes. Get the file again."
+        )
+    found = np.memmap(path, dtype=np.uint8, mode="r", shape=(records, length))
+    for place, limit in enumerate(limits):
+        wrong = np.flatnonzero(found[:, place] >= limit)
+        if len(wrong):
+            raise Damaged(
+                f"{path}: record {wrong[0]} has label {found[wrong[0], place]}, but labels go from "
+                f"0 to {limit - 1}. Get the file again."
+            )
+    return found
+
+
+class Records:
+    """One split of a CIFAR: pictures and labels by record, and `batch` for models."""
+
+    def __init__(
+        self,
+        name: str,
+        split: Split,
+        parts: Sequence[NDArray[np.uint8]],
+        label: int,
+        rows: NDArray[np.int64],
+        classes: tuple[str, ...],
+        files: Sequence[Path],
+    ) -> None:
+        self.name, self.split, self.classes = name, split, classes
+        self._parts, self._rows, self._files = parts, rows, files
+        self._first = parts[0].shape[1] - PIXELS
+        self._labels = np.concatenate([part[:, label] for part in parts]).astype(np.int64)
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+        self._digest: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def ids(self, indices: Sequence[int]) -> tuple[str, ...]:
+        """The names of samples: one a picture, whether it is in train, val or train+val."""
+        part = "test" if self.split is Split.TEST else "train"
+        return tuple(f"{self.name}/{part}/{row:05d}" for row in self._rows_at(indices))
+
+    def images(self, indices: Sequence[int]) -> UInt8[Tensor, "b 3 y x"]:
+        """The pictures themselves."""
+        rows = self._rows_at(indices)
+        found = np.empty((len(rows), 3, SIDE, SIDE), dtype=np.uint8)
+        part_of = np.searchsorted(self._starts, rows, side="right") - 1
+        for number, part in enumerate(self._parts):
+            here = part_of == number
+            if here.any():
+                chosen = part[rows[here] - self._starts[number], self._first :]
+                found[here] = chosen.reshape(-1, 3, SIDE, SIDE)
+        return torch.from_numpy(found)
+
+    def labels(self, indices: Sequence[int]) -> Int[Tensor, " b"]:
+        """The class numbers."""
+        return torch.from_numpy(self._labels[self._rows_at(indices)])
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The samples at these places of the split."""
+        return Batch(
+            ids=self.ids(indices),
+            images=self.images(indices),
+            geometry=PixelGeometry.identity(len(indices), (SIDE, SIDE)),
+            labels=self.labels(indices),
+        )
+
+    def digest(self) -> str:
+        """A hash of the files, of which records belong to the split, and of the labels chosen."""
+        if self._digest is None:
+            whole = hashlib.sha256(f"{self.name} {self.split} {len(self.classes)}".encode())
+            for path in self._files:
+                whole.update(digest(path).encode())
+            whole.update(self._rows.tobytes())
+            self._digest = whole.hexdigest()
+        return self._digest
+
+    def _rows_at(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        places = np.asarray(list(indices), dtype=np.int64)
+        wrong = places[(places < 0) | (places >= len(self))]
+        if len(wrong):
+            raise BadInput(
+                f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {wrong[0]}."
+            )
+        return self._rows[places]
+
+
+class Cifar10(Records):
+    """CIFAR-10: 45,000 / 5,000 / 10,000 pictures of 10 classes in train / val / test.
+
+    `records` says how many records each file holds, where the files are not the official ones.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        split: str = Split.TRAIN,
+        records: int = 10_000,
+        validation: int = VALIDATION,
+    ) -> None:
+        chosen = split_of(split)
+        folder = root / CIFAR10_FOLDER
+        stems = [f"data_batch_{number}" for number in range(1, 6)]
+        files = [
+            folder / f"{stem}.bin" for stem in (["test_batch"] if chosen is Split.TEST else stems)
+        ]
+        parts = [open_records(path, [10], records) for path in files]
+        rows = rows_of(chosen, records * len(parts), validation)
+        classes = _names(folder / "batches.meta.txt", CIFAR10_NAMES)
+        super().__init__("cifar10", chosen, parts, 0, rows, classes, files)
+
+
+class Cifar100(Records):
+    """CIFAR-100: 45,000 / 5,000 / 10,000 pictures of 100 fine or 20 coarse classes.
+
+    `records` says how many records the file holds, where it is not the official one.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        split: str = Split.TRAIN,
+        labels: str = Labels.FINE,
+        records: int | None = None,
+        validation: int = VALIDATION,
+    ) -> None:
+        chosen, kind = split_of(split), labels_of(labels)
+        folder = root / CIFAR100_FOLDER
+        path = folder / ("test.bin" if chosen is Split.TEST else "train.bin")
+        official = 10_000 if chosen is Split.TEST else 50_000
+        part = open_records(path, [20, 100], official if records is None else records)
+        fine = kind is Labels.FINE
+        classes = _names(folder / f"{kind}_label_names.txt", FINE_NAMES if fine else COARSE_NAMES)
+        rows = rows_of(chosen, len(part), validation)
+        super().__init__("cifar100", chosen, [part], int(fine), rows, classes, [path])
+
+
+def _names(path: Path, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The class names of the file, or the known ones where there is no file."""
+    if not path.is_file():
+        return known
+    try:
+        found = tuple(path.read_text(encoding="utf-8").split())
+    except UnicodeDecodeError as problem:
+        raise Damaged(f"{path} is not text ({problem.reason}); get the file again.") from problem
+    if len(found) != len(known):
+        raise Damaged(f"{path} names {len(found)} classes, not {len(known)}; get the file again.")
+    return found

@@ -1,0 +1,420 @@
+"""The data sets there are: what files each has, how to tell that they are right, how to get them.
+
+Light enough for `overt data list` and `overt doctor`: heavy packages are imported when needed.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from overt.data.download import Progress, download, extract, matches
+from overt.errors import BadInput, Damaged, Failed
+from overt.files import lock
+
+Look = Callable[[Path], Iterator[str]]
+
+DOWNLOADS = ".downloads"
+CIFAR_PIXELS = 3072
+
+
+@dataclass(frozen=True)
+class File:
+    """One file below the root: its exact size and checksum where they are published."""
+
+    path: str
+    size: int | None = None
+    checksum: str | None = None
+    url: str | None = None
+    look: Look | None = None  # a closer look at the contents, that can name the record
+
+
+@dataclass(frozen=True)
+class Photos:
+    """A folder of pictures and how many there are."""
+
+    path: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive that unpacks to the files of a data set."""
+
+    url: str
+    checksum: str
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set in words and files. `how` says how to get it where no program can."""
+
+    name: str
+    what: str
+    page: str
+    licence: str
+    how: str
+    files: tuple[File, ...] = ()
+    photos: tuple[Photos, ...] = ()
+    archive: Archive | None = None
+
+
+def root_of(given: Path | None = None) -> Path:
+    """The folder of data sets: the one given, or the one that OVERT_DATA names."""
+    found = given or os.environ.get("OVERT_DATA")
+    if not found:
+        raise BadInput("No data folder is named: give --data FOLDER or set OVERT_DATA.")
+    return Path(found)
+
+
+def find(name: str) -> DataSet:
+    """The description of that name; another name is `BadInput` and the sentence lists them all."""
+    for each in SETS:
+        if each.name == name:
+            return each
+    raise BadInput(f"There is no data set {name!r}; there are {', '.join(s.name for s in SETS)}.")
+
+
+def present(root: Path) -> tuple[str, ...]:
+    """The names of the data sets whose files are all there; `check` says if they are right."""
+    return tuple(each.name for each in SETS if not list(_missing(root, each)))
+
+
+def check(root: Path, name: str) -> list[str]:
+    """Every problem of a data set in one sentence each, with the file and the index; none is good.
+
+    Files are compared with their published size and checksum and looked through record by record.
+    """
+    chosen = find(name)
+    missing = list(_missing(root, chosen))
+    if missing or name == "scenes":
+        return missing
+    if name == "easyvqa":
+        return _check_easyvqa(root)
+    problems: list[str] = []
+    for file in chosen.files:
+        problems += _check_file(root / file.path, file, chosen)
+    for photos in chosen.photos:
+        problems += _check_photos(root / photos.path, photos)
+    return problems
+
+
+def prepare(root: Path, name: str, on_progress: Progress | None = None) -> str:
+    """Get a data set and say in a sentence what was done; one that is there and right is kept."""
+    chosen = find(name)
+    if not check(root, name):
+        return f"{name} is ready{'' if name in PROGRAMS else f' in {root}'}."
+    if chosen.archive is None and not all(file.url for file in chosen.files):
+        raise BadInput(f"{name} cannot be fetched by a program. {chosen.how}")
+    return fetch(root, chosen, on_progress)
+
+
+def fetch(root: Path, chosen: DataSet, on_progress: Progress | None = None) -> str:
+    """Download a data set below `root`; its files appear there only when all of them are right."""
+    work = root / DOWNLOADS / chosen.name
+    with ExitStack() as stack:
+        stack.enter_context(lock(work))
+        unpacked = work / "unpacked"
+        shutil.rmtree(unpacked, ignore_errors=True)
+        if chosen.archive is not None:
+            path = work / chosen.archive.url.rsplit("/", 1)[-1]
+            download(chosen.archive.url, path, chosen.archive.checksum, on_progress)
+            extract(path, unpacked)
+        else:
+            for file in chosen.files:
+                assert file.url is not None
+                download(file.url, unpacked / file.path, file.checksum, on_progress)
+        for file in chosen.files:
+            if not (unpacked / file.path).is_file():
+                raise Damaged(f"{chosen.page}: what was fetched has no {file.path}.")
+            problems = list(_check_file(unpacked / file.path, file, chosen))
+            if problems:
+                raise Damaged(problems[0])
+        for file in chosen.files:
+            target = root / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(unpacked / file.path, target)
+    shutil.rmtree(work, ignore_errors=True)
+    left = check(root, chosen.name) if chosen in SETS else []
+    if left:
+        raise Failed(f"{chosen.name} was fetched but is not right: {left[0]}")
+    return f"{chosen.name} was fetched into {root}."
+
+
+def easyvqa_folder(root: Path | None = None) -> Path:
+    """Where easy-VQA lies: `root`, `root`/easy-vqa, or else in the installed package."""
+    for folder in [] if root is None else [root / "easy-vqa", root]:
+        if (folder / "train" / "questions.json").is_file():
+            return folder
+    package = importlib.util.find_spec("easy_vqa")
+    if package is None or not package.submodule_search_locations:
+        raise BadInput(f"easy-VQA is not there. {find('easyvqa').how}")
+    return Path(next(iter(package.submodule_search_locations))) / "data"
+
+
+def _missing(root: Path, chosen: DataSet) -> Iterator[str]:
+    if chosen.name == "easyvqa":
+        try:
+            easyvqa_folder(root)
+        except BadInput as problem:
+            yield str(problem)
+    for file in chosen.files:
+        if not (root / file.path).is_file():
+            yield f"{root / file.path} is missing."
+    for photos in chosen.photos:
+        if not (root / photos.path).is_dir():
+            yield f"{root / photos.path} is missing."
+
+
+def _check_file(path: Path, file: File, chosen: DataSet) -> Iterator[str]:
+    size = path.stat().st_size
+    if file.look is not None:
+        found = list(file.look(path))
+        yield from found
+        if found:
+            return
+    if file.size is not None and size != file.size:
+        yield f"{path} has {size} bytes, not {file.size}; get it again."
+    elif not size:
+        yield f"{path} is empty; get it again."
+    elif file.checksum is not None and not matches(path, file.checksum):
+        for other in chosen.files:
+            if other.checksum is not None and matches(path, other.checksum):
+                yield f"{path} holds what belongs into {other.path}; get it again."
+                return
+        yield f"{path} is not the published file: its checksum is not {file.checksum}."
+
+
+def _check_photos(folder: Path, photos: Photos) -> Iterator[str]:
+    found = sorted(path for path in folder.iterdir() if path.is_file())
+    if len(found) < photos.count:
+        yield f"{folder} has {len(found)} of {photos.count} photos; get the rest."
+    for number, path in enumerate(found):
+        if not path.stat().st_size:
+            yield f"{path}, photo {number} of {len(found)}, is empty; get it again."
+
+
+def _check_records(path: Path, limits: tuple[int, ...], records: int) -> Iterator[str]:
+    """The records of a CIFAR file: their number, and labels within range."""
+    length = len(limits) + CIFAR_PIXELS
+    size = path.stat().st_size
+    if size != records * length:
+        yield f"{path} ends in record {size // length} with {size} bytes, not {records * length}."
+        return
+    with open(path, "rb") as file:
+        data = file.read()
+    for place, limit in enumerate(limits):
+        labels = data[place::length]
+        wrong = next((row for row, label in enumerate(labels) if label >= limit), None)
+        if wrong is not None:
+            yield f"{path}: record {wrong} has label {labels[wrong]}, not 0 to {limit - 1}."
+
+
+def _check_lines(path: Path, records: int) -> Iterator[str]:
+    """The lines of a TREC file: their number and form."""
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        if not re.fullmatch(rb"[A-Z]+:[a-z]+ .*\S\s*", line):
+            yield f"{path}: line {number} is not `COARSE:fine question`."
+            return
+    if lines[-1] or len(lines) - 1 != records:
+        yield f"{path} ends in line {len(lines)} of {records}; get it again."
+
+
+def _check_easyvqa(root: Path) -> list[str]:
+    from overt.data import easyvqa, images
+
+    problems = []
+    folder = easyvqa_folder(root)
+    for part in ("train", "test"):
+        try:
+            easyvqa.read_questions(folder / part, easyvqa.read_answers(folder))
+            for path in sorted((folder / part / "images").glob("*.png")):
+                images.open_image(path)
+        except (BadInput, Damaged) as problem:
+            problems.append(str(problem))
+    return problems
+
+
+def _cifar(name: str, sha1: str, limits: tuple[int, ...], records: int) -> File:
+    size = records * (len(limits) + CIFAR_PIXELS)
+    look = partial(_check_records, limits=limits, records=records)
+    return File(name, size, f"sha1:{sha1}", look=look)
+
+
+def _trec(name: str, size: int, sha256: str, records: int) -> File:
+    url = f"https://cogcomp.seas.upenn.edu/Data/QA/QC/{name}"
+    look = partial(_check_lines, records=records)
+    return File(f"trec/{name}", size, f"sha256:{sha256}", url, look)
+
+
+def _files(folder: str, *names: str) -> tuple[File, ...]:
+    return tuple(File(f"{folder}/{name}") for name in names)
+
+
+CIFAR_SHA1 = {
+    "data_batch_1": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
+    "data_batch_2": "c0ba65cce70568cd57b4e03e9ac8d2a5367c1795",
+    "data_batch_3": "1dd00a74ab1d17a6e7d73e185b69dbf31242f295",
+    "data_batch_4": "aab85764eb3584312d3c7f65fd2fd016e36a258e",
+    "data_batch_5": "26e2849e66a845b7f1e4614ae70f4889ae604628",
+    "test_batch": "67eb016db431130d61cd03c7ad570b013799c88c",
+}
+PROGRAMS = ("scenes", "easyvqa")  # nothing of theirs lies below the root
+
+SETS: tuple[DataSet, ...] = (
+    DataSet(
+        name="scenes",
+        what="questions about drawn scenes whose deciding evidence is known by intervention",
+        page="made by overt itself",
+        licence="that of overt",
+        how="Nothing to get: a scene follows from its split, seed and index.",
+    ),
+    DataSet(
+        name="cifar10",
+        what="60,000 pictures of 32 x 32 pixels in 10 classes",
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        licence="no licence stated; cite Krizhevsky 2009",
+        how="`overt data get cifar10` fetches the binary version (170 MB).",
+        files=tuple(
+            _cifar(f"cifar-10-batches-bin/{stem}.bin", sha1, (10,), 10_000)
+            for stem, sha1 in CIFAR_SHA1.items()
+        ),
+        archive=Archive(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "md5:c32a1d4ab5d03f1284b67883e8d87530",
+        ),
+    ),
+    DataSet(
+        name="cifar100",
+        what="60,000 pictures of 32 x 32 pixels in 100 fine and 20 coarse classes",
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        licence="no licence stated; cite Krizhevsky 2009",
+        how="`overt data get cifar100` fetches the binary version (161 MB).",
+        files=(
+            _cifar(
+                "cifar-100-binary/train.bin",
+                "e207cd2e05b73b1393c74c7f5e7bea451d63e08e",
+                (20, 100),
+                50_000,
+            ),
+            _cifar(
+                "cifar-100-binary/test.bin",
+                "8fb6623e830365ff53cf14adec797474f5478006",
+                (20, 100),
+                10_000,
+            ),
+        ),
+        archive=Archive(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            "md5:03b5dce01913d631647c71ecec9e9cb8",
+        ),
+    ),
+    DataSet(
+        name="trec6",
+        what="5,952 questions in 6 coarse and 50 fine classes",
+        page="https://cogcomp.seas.upenn.edu/Data/QA/QC/",
+        licence="no licence stated; cite Li and Roth 2002",
+        how="`overt data get trec6` fetches the two files (0.4 MB).",
+        files=(
+            _trec(
+                "train_5500.label",
+                335_858,
+                "9e4c8bdcaffb96ed61041bd64b564183d52793a8e91d84fc3a8646885f466ec3",
+                5_452,
+            ),
+            _trec(
+                "TREC_10.label",
+                23_354,
+                "033f22c028c2bbba9ca682f68ffe204dc1aa6e1cf35dd6207f2d4ca67f0d0e8e",
+                500,
+            ),
+        ),
+    ),
+    DataSet(
+        name="easyvqa",
+        what="48,248 simple questions about 5,000 pictures of one coloured shape",
+        page="https://github.com/vzhou842/easy-VQA",
+        licence="MIT",
+        how="Install the package that carries it: pip install easy-vqa.",
+    ),
+    DataSet(
+        name="daquar",
+        what="12,468 human questions about 1,449 indoor photos",
+        page="https://www.mpi-inf.mpg.de/departments/computer-vision-and-machine-learning/"
+        "research/vision-and-language/visual-turing-challenge",
+        licence="research use; photos are those of NYU Depth v2",
+        how="Put data.csv, train_images_list.txt, test_images_list.txt and the photos in images/ "
+        "below daquar/.",
+        files=_files("daquar", "data.csv", "train_images_list.txt", "test_images_list.txt"),
+        photos=(Photos("daquar/images", 1_449),),
+    ),
+    DataSet(
+        name="flickr8k",
+        what="8,000 photos with five captions each, and human judgements of captions",
+        page="https://hockenmaier.cs.illinois.edu/8k-pictures.html",
+        licence="research use; photos belong to their owners",
+        how="Ask for it on its page, and unpack both archives below flickr8k/.",
+        files=_files(
+            "flickr8k",
+            "Flickr8k.token.txt",
+            "Flickr_8k.trainImages.txt",
+            "Flickr_8k.devImages.txt",
+            "Flickr_8k.testImages.txt",
+            "ExpertAnnotations.txt",
+        ),
+        photos=(Photos("flickr8k/Flicker8k_Dataset", 8_000),),
+    ),
+    DataSet(
+        name="flickr30k_entities",
+        what="14,481 phrases of the test split with boxes, and pairs of phrases",
+        page="https://github.com/BryanPlummer/flickr30k_entities",
+        licence="research use; photos belong to their owners",
+        how="Put annotation_test.json, vgp_pairs.json, images.json and the photos in images/ below "
+        "flickr30k_entities/.",
+        files=_files("flickr30k_entities", "annotation_test.json", "vgp_pairs.json", "images.json"),
+        photos=(Photos("flickr30k_entities/images", 285),),
+    ),
+    DataSet(
+        name="osie",
+        what="700 photos with the eye fixations of 15 people each",
+        page="https://github.com/NUS-VIP/predicting-human-gaze-beyond-pixels",
+        licence="MIT",
+        how="Put fixations.json and the photos in images/ below osie/.",
+        files=_files("osie", "fixations.json"),
+        photos=(Photos("osie/images", 700),),
+    ),
+    DataSet(
+        name="refcoco",
+        what="expressions that refer to one thing, with boxes (test splits, no photos)",
+        page="https://github.com/lichengunc/refer",
+        licence="Apache-2.0",
+        how="Put the four *_test*.json files below refcoco/.",
+        files=_files(
+            "refcoco",
+            "refcoco+_testA.json",
+            "refcoco+_testB.json",
+            "refcoco_test.json",
+            "refcocog_test.json",
+        ),
+    ),
+    DataSet(
+        name="yelp_hat",
+        what="4,853 human attention maps over 1,545 restaurant reviews",
+        page="https://github.com/cansusen/Human-Attention-for-Text-Classification",
+        licence="no licence stated; cite Sen et al. 2020",
+        how="Put the four ham_part*.csv files of its page below yelp_hat/.",
+        files=_files(
+            "yelp_hat",
+            "ham_part1(50words).csv",
+            "ham_part6(100words).csv",
+            "ham_part7.csv",
+            "ham_part8(200words).csv",
+        ),
+    ),
+)
