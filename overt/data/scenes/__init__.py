@@ -1,1 +1,1 @@
-"""A procedural world of things, questions and words, whose deciding evidence is known by intervention."""
+"""A procedural world of things and questions whose deciding evidence is known by intervention."""

@@ -28,7 +28,8 @@ PAINT = {
 }
 SMALLEST, LARGEST = 32, 1024
 STRIPE = 0.0625  # one light and one dark stripe, in unit coordinates: four pixels of sixty-four
-DARK = 0.3  # how bright a dark stripe is
+DARK = 0.36  # how bright a dark stripe is
+SHADOW = 0.012  # the width of the shadow that sets a thing off against one of its own colour
 STROKE = 0.014  # the width of a stroke of clutter
 GRAIN = 64  # the grain is a field of 64 x 64 whatever the size of the image
 
@@ -61,10 +62,10 @@ def boxes_of(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
     """The box around each mask, x0 y0 x1 y1; zeros for an empty one."""
     boxes = np.zeros((len(masks), 4), np.float32)
     for axis, low, high in ((1, 0, 2), (2, 1, 3)):
-        line = masks.any(axis=axis)
+        line = np.asarray(masks.any(axis=axis))
         boxes[:, low] = line.argmax(axis=1)
         boxes[:, high] = line.shape[1] - line[:, ::-1].argmax(axis=1)
-    boxes[~masks.any(axis=(1, 2))] = 0
+    boxes[~masks.reshape(len(masks), -1).any(axis=1)] = 0
     return boxes
 
 
@@ -76,10 +77,17 @@ def _centres(size: int) -> Field:
 
 @lru_cache(maxsize=8)
 def _stretch(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp], Field]:
-    """How a line of grain becomes a line of pixels: left neighbour, right neighbour, share of the right."""
+    """For each pixel of a line: its two neighbours in the grain, and the share of the second."""
     at = ((np.arange(size) + 0.5) * GRAIN / size - 0.5).clip(0, GRAIN - 1)
     left = np.floor(at).astype(np.intp)
     return left, np.minimum(left + 1, GRAIN - 1), (at - left).astype(np.float32)
+
+
+@lru_cache(maxsize=8)
+def _dots(size: int) -> tuple[Field, Field]:
+    """Steps along a stroke, and offsets across it, dense enough to leave no gap."""
+    along = np.linspace(0, 1, max(2, int(0.2 * size)), dtype=np.float32)
+    return along, np.arange(max(1, round(STROKE * size)), dtype=np.float32) / np.float32(size)
 
 
 def _ground(background: Background, size: int) -> Field:
@@ -112,8 +120,7 @@ def _scatter(canvas: Field, background: Background) -> None:
         return
     size = len(canvas)
     strokes = np.array(background.clutter, np.float32)
-    along = np.linspace(0, 1, max(2, int(0.13 * 1.5 * size)), dtype=np.float32)
-    thick = np.arange(max(1, round(STROKE * size)), dtype=np.float32) / size
+    along, thick = _dots(size)
     x = strokes[:, 0, None] + strokes[:, 2, None] * along
     y = strokes[:, 1, None] + strokes[:, 3, None] * along
     column = ((x[:, :, None, None] + thick) * size).astype(np.intp).clip(0, size - 1)
@@ -124,17 +131,20 @@ def _scatter(canvas: Field, background: Background) -> None:
 def _draw(canvas: Field, owner: NDArray[np.int8], i: int, thing: Thing) -> None:
     """Paint one thing with soft edges inside its bounding box, and note the pixels it now owns."""
     size = len(canvas)
-    reach = thing.radius * REACH + 1 / size
+    reach = thing.radius * REACH + SHADOW + 1 / size
     x0, x1 = max(0, int((thing.x - reach) * size)), min(size, int((thing.x + reach) * size) + 1)
     y0, y1 = max(0, int((thing.y - reach) * size)), min(size, int((thing.y + reach) * size) + 1)
     unit = _centres(size)
     dx, dy = unit[x0:x1] - np.float32(thing.x), unit[y0:y1] - np.float32(thing.y)
     outside = distance(thing.shape, dx[None, :], dy[:, None], thing.radius)
-    cover = (np.float32(0.5) - outside * np.float32(size)).clip(0, 1)
+    inside = np.float32(0.5) - outside * np.float32(size)
+    cover = inside.clip(0, 1)
+    shadow = (inside + np.float32(SHADOW * size)).clip(0, 1) * np.float32(0.4)
     paint = np.array(PAINT[thing.color], np.float32) * np.float32(thing.shade)
     light = _texture(thing.texture, dx, dy)
     patch = canvas[y0:y1, x0:x1]
     colour = paint if light is None else light[:, :, None] * paint
+    patch -= patch * shadow[:, :, None]
     patch += cover[:, :, None] * (colour - patch)
     owner[y0:y1, x0:x1][cover > 0.5] = i
 

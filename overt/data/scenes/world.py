@@ -26,7 +26,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "texture": TEXTURES,
 }
 ATTRIBUTES = tuple(VALUES)
-# One value an attribute that no word names: a change to it takes the thing out of every description.
+# One value an attribute that no word names: a thing changed to it leaves every description.
 NEUTRAL = {"shape": "hexagon", "color": "gray", "size": "tiny", "texture": "dotted"}
 RADII = {"tiny": 0.05, "small": 0.075, "medium": 0.11, "large": 0.155}
 SPLITS = {"train": 0, "val": 1, "test": 2}
@@ -34,7 +34,7 @@ FEWEST, MOST = 4, 8
 
 REACH = 1.1  # the tip of the furthest reaching shape (the diamond), in radii
 EDGE = 0.01  # the least gap between a thing and the border
-NEAREST = 0.8  # two things may come this close, in sums of radii; they overlap below 1
+OVERLAP = 0.2  # how far a thing may overlap others, in sums of radii
 TRIES = 24
 
 Item = TypeVar("Item")
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """One thing: four attributes as words, the centre in unit coordinates, and how brightly it is lit."""
+    """One thing: four attributes as words, its centre, and how brightly it is lit."""
 
     shape: str
     color: str
@@ -94,7 +94,7 @@ class Scene:
 
 
 class Dice:
-    """Cheap scalar draws from a numpy generator, in blocks: one call a number would be the whole cost."""
+    """Single draws from a numpy generator, taken in blocks because calls are slow."""
 
     def __init__(self, rng: np.random.Generator, block: int = 256) -> None:
         self.rng = rng
@@ -192,25 +192,23 @@ def places(
 ) -> list[tuple[float, float]] | None:
     """A spot for each thing, or None when there was no room.
 
-    Two things may overlap a little and no thing overlaps two others, which keeps at least 55 % of
-    each visible. `apart` holds (i, j, axis, gap) with i < j: thing j lies further along the axis
-    (0 for x, 1 for y) than thing i by at least gap, or by at most a negative gap before it.
+    Things may overlap a little, as `fits` says, which keeps at least 55 % of each visible. `apart`
+    holds (i, j, axis, gap): thing j lies further along the axis (0 for x, 1 for y) than thing i by
+    at least the gap. The largest are placed first, where there is still room for them.
     """
-    spots: list[tuple[float, float]] = []
-    radii = [RADII[size] for size in sizes]
-    touched = [False] * len(radii)
-    for j, radius in enumerate(radii):
-        low = REACH * radius + EDGE
-        wanted = [(i, axis, gap) for i, k, axis, gap in apart if k == j]
+    lows = [REACH * RADII[size] + EDGE for size in sizes]
+    spots: list[tuple[float, float]] = [(-9.0, -9.0)] * len(sizes)
+    placed: list[int] = []
+    load = [0.0] * len(sizes)
+    for j in sorted(range(len(sizes)), key=lambda j: -lows[j]):
+        x0, x1, y0, y1 = _range(j, lows, spots, apart)
+        if x0 >= x1 or y0 >= y1:
+            return None
         for _ in range(TRIES):
-            spot = (dice.uniform(low, 1 - low), dice.uniform(low, 1 - low))
-            if all(_beyond(spots[i], spot, axis, gap) for i, axis, gap in wanted):
-                hit = _touching(spot, radius, spots, radii)
-                if hit is None or (hit >= 0 and touched[hit]):
-                    continue
-                if hit >= 0:
-                    touched[hit] = touched[j] = True
-                spots.append(spot)
+            x, y = dice.uniform(x0, x1), dice.uniform(y0, y1)
+            if _add_load(x, y, RADII[sizes[j]], j, placed, spots, sizes, load):
+                spots[j] = (x, y)
+                placed.append(j)
                 break
         else:
             return None
@@ -218,50 +216,64 @@ def places(
 
 
 def fits(things: Sequence[Thing]) -> bool:
-    """Whether the things lie as `places` would lay them: inside the frame, and never three in a heap."""
-    touched: set[int] = set()
+    """Whether all things lie inside the frame, and overlap no more than is allowed.
+
+    Two things overlap by 1 - distance / sum of radii; for each thing this may add up to 0.2.
+    """
+    spots, sizes = [(thing.x, thing.y) for thing in things], [thing.size for thing in things]
+    load = [0.0] * len(things)
     for j, thing in enumerate(things):
         low = REACH * thing.radius + EDGE - 1e-9
         if not (low <= thing.x <= 1 - low and low <= thing.y <= 1 - low):
             return False
-        before = things[:j]
-        hit = _touching(
-            (thing.x, thing.y),
-            thing.radius,
-            [(t.x, t.y) for t in before],
-            [t.radius for t in before],
-        )
-        if hit is None or (hit >= 0 and hit in touched):
+        if not _add_load(thing.x, thing.y, thing.radius, j, range(j), spots, sizes, load):
             return False
-        if hit >= 0:
-            touched |= {hit, j}
     return True
 
 
-def _beyond(first: tuple[float, float], second: tuple[float, float], axis: int, gap: float) -> bool:
-    step = second[axis] - first[axis]
-    return step >= gap if gap > 0 else step <= gap
-
-
-def _touching(
-    spot: tuple[float, float],
-    radius: float,
+def _range(
+    j: int,
+    lows: Sequence[float],
     spots: Sequence[tuple[float, float]],
-    radii: Sequence[float],
-) -> int | None:
-    """Which one of the spots this one overlaps: -1 for none, None when it is too near or overlaps two."""
-    hit = -1
-    x, y = spot
-    for i, (other_x, other_y) in enumerate(spots):
-        reach = (radius + radii[i]) * REACH
-        dx, dy = x - other_x, y - other_y
-        square = dx * dx + dy * dy
+    apart: Sequence[tuple[int, int, int, float]],
+) -> tuple[float, float, float, float]:
+    """Between which x and which y thing j may lie; a partner not yet placed is left its room."""
+    ends = [[lows[j], 1 - lows[j]], [lows[j], 1 - lows[j]]]
+    for first, second, axis, gap in apart:
+        if j == first:
+            there = spots[second][axis]
+            ends[axis][1] = min(ends[axis][1], (there if there > 0 else 1 - lows[second]) - gap)
+        elif j == second:
+            there = spots[first][axis]
+            ends[axis][0] = max(ends[axis][0], (there if there > 0 else lows[first]) + gap)
+    return ends[0][0], ends[0][1], ends[1][0], ends[1][1]
+
+
+def _add_load(
+    x: float,
+    y: float,
+    radius: float,
+    j: int,
+    others: Sequence[int],
+    spots: Sequence[tuple[float, float]],
+    sizes: Sequence[str],
+    load: list[float],
+) -> bool:
+    """Whether thing j may lie at (x, y); if so, its overlap with the others is added to `load`."""
+    total, hits = 0.0, []
+    for i in others:
+        dx, dy = x - spots[i][0], y - spots[i][1]
+        square, reach = dx * dx + dy * dy, radius + RADII[sizes[i]]
         if square < reach * reach:
-            near = (radius + radii[i]) * NEAREST
-            if hit >= 0 or square < near * near:
-                return None
-            hit = i
-    return hit
+            overlap = 1 - square**0.5 / reach
+            total += overlap
+            if total > OVERLAP or load[i] + overlap > OVERLAP:
+                return False
+            hits.append((i, overlap))
+    load[j] = total
+    for i, overlap in hits:
+        load[i] += overlap
+    return True
 
 
 # --- descriptions and interventions ---------------------------------------------------------------
@@ -283,7 +295,7 @@ def without(scene: Scene, i: int) -> Scene:
 def changed(scene: Scene, i: int, **attributes: str) -> Scene:
     """The scene with some attributes of thing i changed; all else stays, to the pixel."""
     new = replace(scene.things[i], **attributes)  # type: ignore[arg-type]
-    return replace(scene, things=scene.things[:i] + (new,) + scene.things[i + 1 :])
+    return replace(scene, things=(*scene.things[:i], new, *scene.things[i + 1 :]))
 
 
 def hard_negative(scene: Scene, rng: np.random.Generator) -> tuple[Scene, int, str]:
