@@ -14,6 +14,7 @@ Nothing here reads or writes pickle.
 import errno
 import fcntl
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -43,12 +44,13 @@ _PATH_AT_FAULT = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
+    errno.EEXIST,
     errno.ENOTDIR,
     errno.EISDIR,
     errno.ELOOP,
     errno.ENAMETOOLONG,
 }
-_DISK_AT_FAULT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+_DISK_AT_FAULT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 
 _count = itertools.count()
 _active: set[str] = set()  # temporary names this process is using now
@@ -67,19 +69,15 @@ def writing(folder: Path) -> Iterator[Path]:
     Two processes that write one folder at the same time need a `lock`.
     """
     folder = _place(folder)
-    if folder.exists() and not folder.is_dir():
+    if os.path.lexists(folder) and not os.path.isdir(folder):
         raise BadInput(f"{folder} is a file; choose another name for the folder.")
     with _told(folder):
         _make(folder.parent)
     for leftover in _leftovers(folder.parent, folder.name):
         _tidy(leftover)
     with _temporary(folder) as temporary:
-        try:
+        with _told(folder, temporary, only=_DISK_AT_FAULT):
             yield temporary
-        except OSError as error:  # only what the disk did is ours to explain
-            if error.errno in _DISK_AT_FAULT:
-                raise _sentence(error, folder, _weight(temporary)) from error
-            raise
         with _told(folder, temporary):
             _close(temporary)
             _install(temporary, folder)
@@ -93,14 +91,13 @@ def verify(folder: Path) -> dict[str, Any]:
     passed over, and so is any unlisted file of a folder that was only `seal`ed.
     """
     folder = Path(os.path.abspath(folder))
-    if not folder.exists():
+    if not os.path.lexists(folder):
         for leftover in _leftovers(folder.parent, folder.name):
             _tidy(leftover)
-    manifest, found = _glance(folder)
+    manifest = _glance(folder)
     for name, entry in manifest["files"].items():
         if digest(folder / name) != entry["sha256"]:
             raise Damaged(f"{folder / name} is not what was written: its SHA-256 differs.")
-    del found
     return manifest
 
 
@@ -160,7 +157,7 @@ def prune(parent: Path, prefix: str, keep: int) -> list[Path]:
         return []
     for folder in old:
         _discard(folder)
-    return old
+    return [folder for folder in old if not os.path.lexists(folder)]
 
 
 def sweep(parent: Path) -> list[Path]:
@@ -239,15 +236,17 @@ def replacing(path: Path, size: int = 0) -> Iterator[Path]:
     `size` is how many bytes are coming, where that is known, for the sentence of a full disk.
     """
     path = _place(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise BadInput(f"{path} is a folder; choose another name for the file.")
     with _told(path):
         _make(path.parent)
-    with _temporary(path) as temporary, _told(path, temporary, size):
-        yield temporary / path.name
-        _sync(temporary / path.name)
-        os.replace(temporary / path.name, path)
-        _sync(path.parent)
+    with _temporary(path) as temporary:
+        with _told(path, temporary, size, only=_DISK_AT_FAULT):
+            yield temporary / path.name
+        with _told(path, temporary, size):
+            _sync(temporary / path.name)
+            os.replace(temporary / path.name, path)
+            _sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -354,7 +353,7 @@ def write_arrays(path: Path, arrays: Mapping[str, "numpy.ndarray"]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, "numpy.ndarray"]:
-    """Read the arrays of a .npz file; one that would need pickle is refused."""
+    """Read the arrays of an uncompressed .npz file; one that would need pickle is refused."""
     import zipfile
 
     import numpy
@@ -365,6 +364,8 @@ def read_arrays(path: Path) -> dict[str, "numpy.ndarray"]:
             name = info.filename.removesuffix(".npy")
             if name in arrays or name == info.filename:
                 raise ValueError(f"{info.filename!r} is repeated or not an array")
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{info.filename!r} is compressed, and could unpack without end")
             with archive.open(info) as member:
                 arrays[name] = numpy.lib.format.read_array(member, allow_pickle=False)
                 if member.read(1):
@@ -374,11 +375,8 @@ def read_arrays(path: Path) -> dict[str, "numpy.ndarray"]:
 
 def digest(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal, read a piece at a time."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}.") from error
+    with _opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # Manifests
@@ -388,8 +386,10 @@ def _manifest(folder: Path, names: Sequence[str], *, closed: bool) -> str:
     """Flush these files to the disk and describe them."""
     files = {}
     for name in sorted(names):
-        _sync(folder / name)
-        files[name] = {"size": os.lstat(folder / name).st_size, "sha256": digest(folder / name)}
+        with open(folder / name, "rb") as file:
+            os.fsync(file.fileno())
+            mark = hashlib.file_digest(file, "sha256").hexdigest()
+            files[name] = {"size": os.fstat(file.fileno()).st_size, "sha256": mark}
     return _render({"format": 1, "closed": closed, "files": files})
 
 
@@ -403,8 +403,8 @@ def _render(body: Mapping[str, Any]) -> str:
 def _close(folder: Path) -> None:
     """Flush all files and folders of `folder`, and write the manifest as the last of them."""
     found = _scan(folder)
-    for name, mode in found.items():
-        if name == MANIFEST or not stat.S_ISREG(mode):
+    for name, about in found.items():
+        if name == MANIFEST or not stat.S_ISREG(about.st_mode):
             raise BadInput(f"{name} cannot be part of an artefact: it must be another plain file.")
     text = _manifest(folder, list(found), closed=True)
     with open(folder / MANIFEST, "xb") as file:
@@ -415,9 +415,9 @@ def _close(folder: Path) -> None:
         _sync(Path(below))
 
 
-def _scan(folder: Path) -> dict[str, int]:
-    """The mode of everything below `folder` that is not itself a folder; links are not followed."""
-    found: dict[str, int] = {}
+def _scan(folder: Path) -> dict[str, os.stat_result]:
+    """Everything below `folder` that is not itself a folder; links are not followed."""
+    found: dict[str, os.stat_result] = {}
     todo = [""]
     while todo:
         under = todo.pop()
@@ -427,13 +427,13 @@ def _scan(folder: Path) -> dict[str, int]:
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(f"{name}/")
                 else:
-                    found[name] = entry.stat(follow_symlinks=False).st_mode
+                    found[name] = entry.stat(follow_symlinks=False)
     return found
 
 
-def _glance(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+def _glance(folder: Path) -> dict[str, Any]:
     """Check everything but the contents: the manifest itself, names, kinds and sizes of files."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise Damaged(f"{folder} is missing, or is not a folder.")
     try:
         found = _scan(folder)
@@ -443,21 +443,21 @@ def _glance(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     for name, entry in manifest["files"].items():
         if name not in found:
             raise Damaged(f"{folder / name} is missing.")
-        if not stat.S_ISREG(found[name]):
+        if not stat.S_ISREG(found[name].st_mode):
             raise Damaged(f"{folder / name} is a link or a device, not a plain file.")
-        size = os.lstat(folder / name).st_size
+        size = found[name].st_size
         if size != entry["size"]:
             raise Damaged(f"{folder / name} has {size} bytes; {entry['size']} were written.")
     if manifest["closed"]:
         for name in sorted(found.keys() - manifest["files"].keys() - {MANIFEST}):
             if not any(part.startswith(".") for part in name.split("/")):
                 raise Damaged(f"{folder / name} was not there when the folder was written.")
-    return manifest, found
+    return manifest
 
 
-def _read_manifest(folder: Path, found: Mapping[str, int]) -> dict[str, Any]:
+def _read_manifest(folder: Path, found: Mapping[str, os.stat_result]) -> dict[str, Any]:
     path = folder / MANIFEST
-    if not stat.S_ISREG(found.get(MANIFEST, 0)):
+    if MANIFEST not in found or not stat.S_ISREG(found[MANIFEST].st_mode):
         raise Damaged(f"{path} is missing: the folder was not finished, or is not one of ours.")
     manifest = read_json(path)
     wrong = Damaged(f"{path} is not what was written.")
@@ -501,14 +501,16 @@ def _looks_whole(folder: Path) -> bool:
 def _temporary(path: Path) -> Iterator[Path]:
     """A fresh folder beside `path`, gone at the end unless it was renamed."""
     temporary = _beside(path, "tmp")
+    pid = os.getpid()
     _active.add(temporary.name)
     try:
         with _told(path):
             temporary.mkdir()
         yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        _active.discard(temporary.name)
+        if os.getpid() == pid:  # not in a forked child that unwinds its copy of our stack
+            shutil.rmtree(temporary, ignore_errors=True)
+            _active.discard(temporary.name)
 
 
 def _install(temporary: Path, folder: Path) -> None:
@@ -538,7 +540,8 @@ def _dismiss(aside: Path, folder: Path) -> None:
     """Delete a replaced folder, or keep it under a visible name where it holds files not ours."""
     try:
         found = _scan(aside)
-        ours = not found or found.keys() <= {MANIFEST, *_read_manifest(aside, found)["files"]}
+        listed = _read_manifest(aside, found)["files"] if found else {}
+        ours = found.keys() <= {MANIFEST, _LOCK, *listed}
     except (Damaged, OSError):
         ours = False
     if ours:
@@ -581,9 +584,9 @@ def _started(pid: int) -> int | None:
     """When a process began, in clock ticks; 0 where the system does not say; None: not running."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
-    except (PermissionError, OverflowError):
+    except PermissionError:
         pass
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -597,7 +600,7 @@ def _leftovers(parent: Path, name: str = "") -> Iterator[Path]:
     try:
         with os.scandir(parent) as entries:
             names = sorted(entry.name for entry in entries if entry.name.startswith("."))
-    except OSError:
+    except (OSError, ValueError):
         return
     for hidden in names:
         match = _TEMPORARY.fullmatch(hidden)
@@ -614,7 +617,8 @@ def _alive(path: Path, match: re.Match[str]) -> bool:
         return True
     if pid == os.getpid():
         return path.name in _active
-    return _started(pid) == start
+    began = _started(pid)
+    return began is not None and (began == start or 0 in (began, start))
 
 
 def _tidy(leftover: Path) -> None:
@@ -629,10 +633,8 @@ def _tidy(leftover: Path) -> None:
         elif match[1] == "old":
             if is_whole(place):
                 _dismiss(leftover, place)
-        elif leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover, ignore_errors=True)
         else:
-            leftover.unlink()
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _restore(parent: Path) -> None:
@@ -653,8 +655,8 @@ def _candidates(parent: Path, prefix: str) -> list[Path]:
             ]
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise BadInput(f"{parent} cannot be listed: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{parent} cannot be listed: {error}.") from error
     names = [name for name in names if not _TEMPORARY.fullmatch(name)]
     names = [name for name in names if not _REPLACED.fullmatch(name)]
     return [Path(parent, name) for name in sorted(names, key=_natural, reverse=True)]
@@ -669,16 +671,24 @@ def _natural(name: str) -> tuple[list[str | int], str]:
 
 
 @contextmanager
-def _told(path: Path, temporary: Path | None = None, size: int = 0) -> Iterator[None]:
-    """Turn the system's refusal to write `path` into a sentence with the path and the bytes."""
+def _told(
+    path: Path, temporary: Path | None = None, size: int = 0, only: frozenset[int] = frozenset()
+) -> Iterator[None]:
+    """Turn the system's refusal to write `path` into a sentence with the path and the bytes.
+
+    Around code that is not ours, `only` the errors that surely come from writing are turned.
+    """
     try:
         yield
     except OSError as error:
+        if only and error.errno not in only:
+            raise
         raise _sentence(error, path, max(size, _weight(temporary))) from error
 
 
 def _sentence(error: OSError, path: Path, size: int) -> BadInput | Failed:
     why = error.strerror or str(error)
+    path = Path(*(_TEMPORARY.sub(r"\6", part) for part in path.parts))  # where it was to end up
     if error.errno in _PATH_AT_FAULT:
         return BadInput(f"{path} cannot be written ({size} bytes): {why}; choose another folder.")
     try:
@@ -707,14 +717,14 @@ def _place(path: Path) -> Path:
     path = Path(os.path.abspath(path))
     if not path.name:
         raise BadInput(f"{path} is the root of the file system; choose a folder below it.")
-    if path.is_symlink():
+    if os.path.islink(path):
         raise BadInput(f"{path} is a symbolic link, which is never written through or replaced.")
     return path
 
 
 def _make(folder: Path) -> None:
     """Make a folder and its parents, each flushed to the disk."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         _make(folder.parent)
         folder.mkdir(exist_ok=True)
         _sync(folder.parent)
@@ -726,7 +736,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
             raise  # some network file systems cannot flush a folder
     finally:
         os.close(descriptor)
@@ -740,17 +750,24 @@ def _mode(path: Path) -> int:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """The bytes of a plain file of at most `limit` of them."""
+    """The bytes of a file of at most `limit` of them."""
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise Damaged(f"{path} has {size} bytes; at most {limit} are read.")
+        return file.read(limit)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    """A plain file to read; whatever else stands there, or goes wrong, is `Damaged`."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise Damaged(f"{path} is not a plain file.")
-            if about.st_size > limit:
-                raise Damaged(f"{path} has {about.st_size} bytes; at most {limit} are read.")
-            return file.read(limit)
-    except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}.") from error
+            yield file
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path} cannot be read: {error}.") from error
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -760,12 +777,8 @@ def _without_waiting(path: str, flags: int) -> int:
 @contextmanager
 def _format(path: Path, kind: str) -> Iterator[None]:
     """Whatever a reader of this format raises means one thing: the file is damaged."""
-    try:
-        plain = stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{path} cannot be read: {error}.") from error
-    if not plain:
-        raise Damaged(f"{path} is not a plain file.")
+    with _opened(path):
+        pass
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
