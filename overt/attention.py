@@ -30,11 +30,12 @@ class Span:
     geometry: Geometry | None = None
 
     def __post_init__(self) -> None:
-        found = (
-            len(range(self.index.stop)[self.index])
-            if isinstance(self.index, slice)
-            else self.index.shape[1]
-        )
+        if isinstance(self.index, slice):
+            if self.index.stop is None:
+                raise ValueError(f"the slice of span {self.name!r} does not say where it stops")
+            found = len(range(self.index.stop)[self.index])
+        else:
+            found = self.index.shape[1]
         if found != len(self):
             raise ValueError(
                 f"span {self.name!r} of shape {self.shape} needs {len(self)} positions, got {found}"
@@ -50,6 +51,17 @@ class Layout:
 
     spans: tuple[Span, ...]
     length: int
+
+    def __post_init__(self) -> None:
+        names = [span.name for span in self.spans]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two spans of one axis have the same name: {names}")
+        for span in self.spans:
+            if isinstance(span.index, slice) and span.index.stop > self.length:
+                raise ValueError(
+                    f"span {span.name!r} stops at {span.index.stop}, beyond the {self.length} "
+                    "positions of its axis"
+                )
 
     def __len__(self) -> int:
         return self.length
@@ -79,7 +91,9 @@ class Layout:
             tuple(
                 replace(
                     span,
-                    index=span.index if isinstance(span.index, slice) else span.index[rows],
+                    index=span.index
+                    if isinstance(span.index, slice)
+                    else span.index[rows.to(span.index.device)],
                     geometry=None if span.geometry is None else span.geometry[rows],
                 )
                 for span in self.spans
@@ -169,6 +183,11 @@ class AttentionMap:
                 f"values of shape {tuple(self.values.shape)} are not (b, l, h, q, k) "
                 f"with (q, k) = {expected}"
             )
+        b, _, _, q, k = self.values.shape
+        if self.mask is not None and tuple(self.mask.shape) not in ((b, 1, k), (b, q, k)):
+            raise ValueError(
+                f"a mask of shape {tuple(self.mask.shape)} is neither {(b, 1, k)} nor {(b, q, k)}"
+            )
         if self.form is Form.LOG and self.kind is Kind.SIGNED:
             raise ValueError("signed weights have no logarithm; keep them in the plain form")
 
@@ -188,7 +207,7 @@ class AttentionMap:
     def from_cells(
         cells: Float[Tensor, "b k"], keys: Layout, mask: Bool[Tensor, "b k"] | None = None
     ) -> "AttentionMap":
-        """Amounts on the keys of one global query: a mask, a heat map, a target before `normalize`."""
+        """Amounts on the keys of one global query: a mask, a heat map, a target not normalised."""
         return AttentionMap(
             rearrange(cells, "b k -> b 1 1 1 k"),
             keys,
@@ -233,36 +252,39 @@ class AttentionMap:
     # --- changing it
 
     def normalize(self) -> "AttentionMap":
-        """Each row over the keys it may see sums to one; a row without weight stays zero. Idempotent."""
+        """Each row over the keys it may see sums to one; a row without weight stays zero.
+
+        Doing it twice is doing it once. Sums are taken in float32 at least: sixteen bits can hold
+        neither 300 cells of 255 nor the logarithm of a sum beside scores of 10,000.
+        """
         if self.kind is Kind.SIGNED:
             raise ValueError("signed weights do not normalise; take their positive part first")
         hidden = None if self.mask is None else ~rearrange(self.visible, "b q k -> b 1 1 q k")
         if self.form is Form.LOG:
             values = self.values if hidden is None else self.values.masked_fill(hidden, -torch.inf)
             empty = values.isneginf().all(dim=-1, keepdim=True)
-            # the gradient of logsumexp over nothing is NaN even where it is thrown away
-            total = torch.where(empty, 0, values).logsumexp(dim=-1, keepdim=True)
-            values = torch.where(empty, -torch.inf, values - total)
+            # the gradient of a softmax over nothing is NaN even where it is thrown away
+            values = torch.where(empty, 0, values).log_softmax(dim=-1)
+            values = values.masked_fill(empty, -torch.inf)
         else:
             values = self.values if hidden is None else self.values.masked_fill(hidden, 0)
-            total = values.sum(dim=-1, keepdim=True)
-            values = values / torch.where(total > 0, total, 1)
+            precise = torch.promote_types(values.dtype, torch.float32)
+            total = values.sum(dim=-1, keepdim=True, dtype=precise)
+            values = (values / torch.where(total > 0, total, 1)).to(values.dtype)
         return replace(self, values=values, kind=Kind.PROBABILITY)
 
     def block(self, query: str, key: str) -> "AttentionMap":
-        """The weights from span `query` to span `key` as they are, each sample at its own positions."""
-        from_span, to_span = self.queries.find(query), self.keys.find(key)
+        """The weights from span `query` to span `key` as they are, each sample's at its own place.
+
+        A query or key that a sample does not have is hidden and has no weight.
+        """
+        rows, columns = self.queries.find(query).index, self.keys.find(key).index
         nothing = -torch.inf if self.form is Form.LOG else 0.0
-        values, visible = self.values, self.visible
-        values, there = _take(values, from_span.index, dim=-2, fill=nothing)
-        values, here = _take(values, to_span.index, dim=-1, fill=nothing)
-        visible, _ = _take(visible[:, None, None], from_span.index, dim=-2, fill=False)
-        visible, _ = _take(visible, to_span.index, dim=-1, fill=False)
-        mask = visible[:, 0, 0]
-        if there is not None:
-            mask = mask & there[:, :, None]
-        if here is not None:
-            mask = mask & here[:, None, :]
+        values = _take(_take(self.values, rows, -2, nothing), columns, -1, nothing)
+        mask = None
+        if self.mask is not None or not (isinstance(rows, slice) and isinstance(columns, slice)):
+            visible = rearrange(self.visible, "b q k -> b 1 1 q k")
+            mask = _take(_take(visible, rows, -2, False), columns, -1, False)[:, 0, 0]
         kind = self.kind if self.kind is not Kind.PROBABILITY else Kind.SUBPROBABILITY
         return AttentionMap(
             values, self.keys.alone(key), self.queries.alone(query), mask, kind, self.form
@@ -273,14 +295,21 @@ class AttentionMap:
         return self.block(query, key).normalize()
 
     def over_heads(self, fuse: Callable[..., Tensor] = torch.mean) -> "AttentionMap":
-        """Heads fused into one by `fuse(weights, dim=, keepdim=True)`, such as `torch.mean` or `torch.amax`.
+        """Heads fused into one by `fuse(weights, dim=, keepdim=True)`, such as `torch.amax`.
 
         The mean of probabilities is a probability; any other fusion gives amounts.
         """
+        return self._fused(fuse, dim=2)
+
+    def over_layers(self, fuse: Callable[..., Tensor] = torch.mean) -> "AttentionMap":
+        """Layers fused into one, as `over_heads` fuses heads."""
+        return self._fused(fuse, dim=1)
+
+    def _fused(self, fuse: Callable[..., Tensor], dim: int) -> "AttentionMap":
         kept = fuse is torch.mean or self.kind is Kind.SIGNED
         return replace(
             self,
-            values=fuse(self.weights, dim=2, keepdim=True),
+            values=fuse(self.weights, dim=dim, keepdim=True),
             kind=self.kind if kept else Kind.AMOUNT,
             form=Form.PLAIN,
         )
@@ -292,6 +321,26 @@ class AttentionMap:
     def head(self, index: int) -> "AttentionMap":
         """One head, the axis kept."""
         return replace(self, values=self.values[:, :, [index]])
+
+    def each_row(self) -> "AttentionMap":
+        """Every row as a sample of its own, in the order (b l h q), with one global query.
+
+        What asks for one map a sample then answers for each layer, head and query.
+        """
+        b, l, h, q, _ = self.values.shape
+        samples = torch.arange(b, device=self.values.device).repeat_interleave(l * h * q)
+        mask = self.mask
+        if mask is not None:
+            spread = self.visible[:, None, None].expand(b, l, h, q, -1)
+            mask = rearrange(spread, "b l h q k -> (b l h q) 1 k")
+        return AttentionMap(
+            rearrange(self.values, "b l h q k -> (b l h q) 1 1 1 k"),
+            self.keys.select(samples),
+            POINT,
+            mask,
+            self.kind,
+            self.form,
+        )
 
     def select(self, rows: Int[Tensor, " n"]) -> "AttentionMap":
         """The samples named, in their order."""
@@ -317,25 +366,33 @@ class AttentionMap:
             mask=None if self.mask is None else self.mask.to(device),
         )
 
-    def check(self, tolerance: float = 1e-4) -> "AttentionMap":
-        """The map itself, or a ValueError that says where it breaks its kind's promise."""
-        weights = self.weights.detach().float()
-        if weights.isnan().any():
-            raise ValueError(f"{int(weights.isnan().sum())} weights are NaN")
+    def check(self, tolerance: float | None = None) -> "AttentionMap":
+        """The map itself, or a ValueError that says where it breaks its kind's promise.
+
+        `tolerance` is how far from one a row may sum; None allows what the number format rounds.
+        """
+        weights = self.weights.detach()
+        if tolerance is None:
+            tolerance = max(1e-4, 10 * torch.finfo(weights.dtype).eps)
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        if not weights.isfinite().all():
+            raise ValueError(f"{int((~weights.isfinite()).sum())} weights are not finite")
+        shown = rearrange(self.visible, "b q k -> b 1 1 q k")
+        hidden = weights.masked_fill(shown, 0)
+        if hidden.any():
+            raise ValueError(
+                f"{int(hidden.count_nonzero())} weights on keys that their query may not see, "
+                f"up to {float(hidden.abs().max()):g}"
+            )
         if self.kind is Kind.SIGNED:
             return self
         if (weights < 0).any():
             raise ValueError(f"{self.kind.value} weights below zero: {float(weights.min()):g}")
-        hidden = ~rearrange(self.visible, "b q k -> b 1 1 q k")
-        leak = float((weights * hidden).max()) if weights.numel() else 0.0
-        if leak > 0:
-            raise ValueError(f"a key that no query may see has weight {leak:g}")
         sums = weights.sum(dim=-1)
-        rows = rearrange(self.rows, "b q -> b 1 1 q").expand_as(sums)
         if self.kind is Kind.PROBABILITY:
-            wrong = rows & ((sums - 1).abs() > tolerance) & (sums > 0)
+            wrong = ((sums - 1).abs() > tolerance) & (sums > 0)
         elif self.kind is Kind.SUBPROBABILITY:
-            wrong = rows & (sums > 1 + tolerance)
+            wrong = sums > 1 + tolerance
         else:
             return self
         if wrong.any():
@@ -345,47 +402,61 @@ class AttentionMap:
         return self
 
 
-def _take(
-    values: Tensor, index: slice | Tensor, dim: int, fill: float | bool
-) -> tuple[Tensor, Tensor | None]:
+def _take(values: Tensor, index: slice | Tensor, dim: int, fill: float | bool) -> Tensor:
     """The positions `index` along an axis of (b, l, h, q, k), `fill` where a sample has none."""
     if isinstance(index, slice):
-        return (values[..., index, :] if dim == -2 else values[..., index]), None
-    present = index >= 0
+        return values[..., index, :] if dim == -2 else values[..., index]
     shape = [len(index), 1, 1, 1, 1]
     shape[dim] = index.shape[1]
+    at = index.to(values.device).reshape(shape)
     sizes = list(values.shape)
     sizes[dim] = index.shape[1]
-    taken = values.gather(dim, index.clamp_min(0).reshape(shape).expand(sizes))
-    return torch.where(present.reshape(shape), taken, fill), present
+    taken = values.gather(dim, at.clamp_min(0).expand(sizes))
+    return torch.where(at >= 0, taken, fill)
 
 
 def rollout(
     attention: AttentionMap, fuse: Callable[..., Tensor] = torch.mean, residual: bool = True
 ) -> AttentionMap:
-    """How much of each input position reaches each position after every layer (Abnar and Zuidema 2020).
+    """How much of each input reaches each position after every layer (Abnar and Zuidema 2020).
 
     Heads are fused first, so the result has one head; its layer l is the rollout up to layer l.
-    With `residual` each layer is mixed with the identity and its rows renormalised; a padded
-    query keeps a row of zeros.
+    With `residual` each layer is mixed with the identity and its rows renormalised. A query that
+    sees nothing keeps a row of zeros, and its mask says so; a key is hidden when no path leads
+    to it through what each query may see.
     """
     if len(attention.queries) != len(attention.keys):
         raise ValueError(
             f"rollout needs self-attention: {len(attention.queries)} queries, "
             f"{len(attention.keys)} keys"
         )
+    if attention.kind is Kind.SIGNED:
+        raise ValueError("rollout follows shares of attention, and signed weights are none")
     layers = attention.over_heads(fuse).weights[:, :, 0]
+    visible = attention.visible
     if residual:
-        layers = layers + torch.eye(len(attention.keys), device=layers.device, dtype=layers.dtype)
+        itself = torch.eye(len(attention.keys), device=layers.device, dtype=layers.dtype)
+        layers = layers + itself
         layers = layers / layers.sum(dim=-1, keepdim=True)
         layers = layers * rearrange(attention.rows, "b q -> b 1 q 1")
+        visible = (visible | itself.bool()) & rearrange(attention.rows, "b q -> b q 1")
     reached = [layers[:, 0]]
     for layer in layers.unbind(dim=1)[1:]:
         reached.append(layer @ reached[-1])
     return replace(
         attention,
         values=rearrange(torch.stack(reached, dim=1), "b l q k -> b l 1 q k"),
-        mask=None,  # what a later layer saw through another position is no longer hidden
+        mask=None if attention.mask is None else _paths(visible, len(reached)),
         kind=Kind.PROBABILITY if residual else Kind.AMOUNT,
         form=Form.PLAIN,
     )
+
+
+def _paths(visible: Bool[Tensor, "b q q"], steps: int) -> Bool[Tensor, "b q q"]:
+    """Which positions lead to which in at most `steps` steps."""
+    step = visible.float()
+    reached = found = visible
+    for _ in range(steps - 1):
+        reached = step @ reached.float() > 0
+        found = found | reached
+    return found

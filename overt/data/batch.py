@@ -9,6 +9,10 @@ from torch import Tensor
 from overt.attention import AttentionMap
 from overt.geometry import PixelGeometry, TextGeometry
 
+# What has one row a sample.
+_TENSORS = ("tokens", "token_mask", "boxes", "features", "region_mask", "labels", "answers")
+_TUPLES = ("references", "groups")
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -36,14 +40,20 @@ class Batch:
     target: AttentionMap | None = None
 
     def __post_init__(self) -> None:
-        for field in ("tokens", "token_mask", "boxes", "features", "labels", "answers", "groups"):
-            value = getattr(self, field)
+        for name in (*_TENSORS, *_TUPLES, "image_of", "text", "target"):
+            value = getattr(self, name)
             if value is not None and len(value) != len(self.ids):
-                raise ValueError(f"{field} has {len(value)} rows for {len(self.ids)} samples")
-        if self.images is not None and self.image_of is None and len(self.images) != len(self.ids):
-            raise ValueError(
-                f"{len(self.images)} images for {len(self.ids)} samples, and no image_of to say which"
-            )
+                raise ValueError(f"{name} has {len(value)} rows for {len(self.ids)} samples")
+        for name in ("images", "geometry"):
+            value = getattr(self, name)
+            if value is not None and self.image_of is None and len(value) != len(self.ids):
+                raise ValueError(
+                    f"{name} has {len(value)} rows for {len(self.ids)} samples, "
+                    "and no image_of says which is whose"
+                )
+        counts = [len(one) for one in (self.images, self.geometry) if one is not None]
+        if len(set(counts)) > 1:
+            raise ValueError(f"{counts[0]} images with the geometry of {counts[1]}")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -53,7 +63,9 @@ class Batch:
         """The image each sample looks at."""
         if self.image_of is not None:
             return self.image_of
-        device = None if self.images is None else self.images.device
+        if self.images is not None:
+            return torch.arange(len(self.ids), device=self.images.device)
+        device = None if self.geometry is None else self.geometry.size.device
         return torch.arange(len(self.ids), device=device)
 
     @property
@@ -76,17 +88,15 @@ class Batch:
         """The samples named, in their order, with only the images they look at."""
         chosen = rows.tolist()
         kept: dict[str, object] = {"ids": tuple(self.ids[row] for row in chosen)}
-        for name in ("tokens", "token_mask", "boxes", "features", "region_mask", "labels"):
+        for name in (*_TENSORS, "text"):
             value = getattr(self, name)
             kept[name] = None if value is None else value[rows]
-        kept["answers"] = None if self.answers is None else self.answers[rows]
-        kept["text"] = None if self.text is None else self.text[rows]
-        kept["target"] = None if self.target is None else self.target.select(rows)
-        for name in ("references", "groups"):
+        for name in _TUPLES:
             value = getattr(self, name)
             kept[name] = None if value is None else tuple(value[row] for row in chosen)
-        if self.images is not None:
-            used, image_of = self.image_index[rows].unique(return_inverse=True)
-            kept["images"], kept["image_of"] = self.images[used], image_of
+        kept["target"] = None if self.target is None else self.target.select(rows)
+        if any(one is not None for one in (self.images, self.geometry, self.image_of)):
+            used, kept["image_of"] = self.image_index[rows].unique(return_inverse=True)
+            kept["images"] = None if self.images is None else self.images[used]
             kept["geometry"] = None if self.geometry is None else self.geometry[used]
         return replace(self, **kept)  # type: ignore[arg-type]
