@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -10,6 +10,7 @@ from overt import files
 from overt.errors import BadInput, Damaged
 
 
+@runtime_checkable
 class Configured(Protocol):
     """A module that can say with which values it was made."""
 

@@ -8,7 +8,7 @@ https://arxiv.org/abs/1704.03162; the words are weighed by structured self-atten
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from einops import einsum, rearrange
@@ -24,6 +24,7 @@ from overt.models.output import Output
 from overt.models.text import WordAttention, Words
 
 
+@runtime_checkable
 class Attend(Protocol):
     """A way to look: cells and a question in, a summary a glimpse and a map out."""
 
@@ -99,7 +100,7 @@ class SoftAttention(nn.Module):
         return {"kind": "soft", **self.sizes}
 
 
-def attend_from(config: Mapping[str, Any]) -> Blind | MeanPool | SoftAttention:
+def attend_from(config: Mapping[str, Any]) -> Attend:
     """The way to look that a saved model was made with."""
     sizes = {name: value for name, value in config.items() if name != "kind"}
     match config.get("kind"):
@@ -148,7 +149,7 @@ class VQA(nn.Module):
     can be felt.
     """
 
-    def __init__(self, sizes: Sizes, attend: Blind | MeanPool | SoftAttention) -> None:
+    def __init__(self, sizes: Sizes, attend: Attend) -> None:
         super().__init__()
         self.sizes = sizes
         self.backbone = Backbone(

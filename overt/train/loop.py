@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ Losses = Mapping[str, Mapping[str, Loss]]
 Schedule = Callable[[float], float]
 
 
+@runtime_checkable
 class DataSet(Protocol):
     """What can be trained on: items by number, and batches made of them without chance."""
 

@@ -1,0 +1,193 @@
+"""Run a recipe in a folder: claim it, build, train, judge, and leave results that can be checked.
+
+    DIR/results.json   what was run, on what, and what came out
+    DIR/samples.npz    one row a test sample: prediction, truth, every measure
+    DIR/log.jsonl      losses and validations, free of clock times
+    DIR/checkpoints/   each stage's newest two
+    DIR/model/         the finished model, for `from_pretrained`
+    DIR/gallery/       samples to look at
+    DIR/report.html    a page about all of it
+"""
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from overt import files
+from overt.errors import Failed, Stopped
+from overt.recipes import folder as run_folder
+from overt.recipes import settings
+from overt.recipes.recipe import Context, Recipe
+
+SCHEMA = 1
+LOOSE = ("results.json", "samples.npz", "log.jsonl", "report.html")
+
+
+def run(
+    recipe: Recipe,
+    out: Path,
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    data_root: Path | None = None,
+    resume: bool = False,
+    command: Sequence[str] = (),
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Run a recipe to its end, or on from where it stopped, and return its results.
+
+    A run that is already finished is returned as it is. Stopping by a signal, running out of
+    space or a loss that is not finite leaves `results.json` with that status and everything that
+    was saved before.
+    """
+    held = run_folder.claim(out, recipe, seed, resume=resume)
+    if held is not None and held.done:
+        return dict(held.results)
+    from overt.train.processes import processes
+
+    ranks = processes(device)
+    with files.lock(out) if ranks.first else nullcontext():
+        results = {
+            "schema": SCHEMA,
+            "status": "running",
+            "recipe": recipe.name,
+            "about": recipe.about,
+            "settings": settings.to_json(recipe),
+            "seed": seed,
+            "device": describe(ranks.device),
+            "world_size": ranks.world,
+            "versions": versions(),
+            "commit": commit(),
+            "command": shlex.join(command),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "paper": {name: asdict(figure) for name, figure in recipe.paper.items()},
+        }
+        if ranks.first:
+            files.write_json(out / "results.json", results)
+        try:
+            context = Context(out, seed, device, data_root)
+            _go(recipe, context, results, resume and held is not None, show_progress and ranks.first)
+        except (Stopped, KeyboardInterrupt):
+            _end(out, results, "stopped", ranks.first)
+            raise
+        except Failed as failure:
+            results["reason"] = str(failure)
+            _end(out, results, "failed", ranks.first)
+            raise
+        ranks.wait()
+    return results
+
+
+def _go(
+    recipe: Recipe, context: Context, results: dict[str, Any], resume: bool, show: bool
+) -> None:
+    import torch
+
+    from overt.recipes import experiment as parts
+    from overt.show.page import report
+    from overt.show.sample import save_gallery
+    from overt.train import Reporter
+    from overt.train.loop import mixed, seed_everything
+    from overt.train.processes import processes
+
+    ranks = processes(context.device)
+    reporter = Reporter(enabled=show)
+    seed_everything(mixed(context.seed, recipe.name, "build"))
+    experiment = recipe.build(context)
+    experiment.model.to(ranks.device)
+    ranks.share(experiment.model.state_dict().values())
+    results["data"] = [asdict(source) for source in experiment.sources]
+    fitted = [stage.run(resume, reporter) for stage in experiment.stages]
+    trained = [one for one in fitted if one is not None]
+    experiment.model.eval()
+    with torch.no_grad():
+        evaluation = experiment.evaluate(reporter)
+    seconds = sum(one.seconds for one in trained)
+    results |= {
+        "status": "done",
+        "ours": evaluation.ours,
+        "groups": evaluation.groups,
+        "steps": sum(one.steps for one in trained),
+        "epochs": sum(one.epochs for one in trained),
+        "parameters": parts.parameters(experiment.model),
+        "flops": parts.flops(experiment.model, experiment.example().to(ranks.device)),
+        "seconds": round(seconds, 2),
+        "samples_per_second": round(sum(one.samples for one in trained) / max(seconds, 1e-9), 1),
+        "peak_memory": parts.peak_memory(ranks.device),
+    }
+    plain = parts.plain(results)
+    results.clear()
+    results.update(plain)
+    if not ranks.first:
+        return
+    out = context.out
+    if hasattr(experiment.model, "save_pretrained"):
+        experiment.model.save_pretrained(out / "model")
+    files.write_arrays(out / "samples.npz", dict(evaluation.samples))
+    if evaluation.gallery:
+        save_gallery(out / "gallery", evaluation.gallery)
+    files.write_json(out / "results.json", results)
+    report(out / "report.html", [out])
+    files.seal(out, [name for name in LOOSE if (out / name).is_file()])
+
+
+def _end(out: Path, results: dict[str, Any], status: str, first: bool) -> None:
+    """Say in results.json how a run ended early; a full disk must not hide the real reason."""
+    if not first:
+        return
+    results["status"] = status
+    try:
+        files.write_json(out / "results.json", results)
+    except Failed:
+        return
+
+
+def describe(device: Any) -> str:
+    """The device by its own name."""
+    import platform
+
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{device.type} {platform.machine()}, {threads} threads"
+
+
+def versions() -> dict[str, str]:
+    """The versions of what the numbers depend on."""
+    import platform
+
+    found = {"python": platform.python_version()}
+    for package in ("overt", "torch", "numpy", "accelerate", "safetensors", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The commit of this checkout, marked where files were changed; None outside of one."""
+    here = Path(__file__).resolve().parent
+    try:
+        run_git = ["git", "-C", str(here)]
+        head = subprocess.run(
+            [*run_git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        changed = subprocess.run(
+            [*run_git, "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+changes" if changed else "")

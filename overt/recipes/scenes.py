@@ -1,0 +1,86 @@
+"""Questions about the embedded world: what attention adds, and what it adds when told where to look.
+
+There is no paper behind these rows. They are the common ground on which the methods of all papers
+are compared, because here the deciding evidence is known.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from overt.recipes.recipe import NO_FIGURES, Context, Figure, Train
+
+if TYPE_CHECKING:
+    from overt.recipes.experiment import Experiment
+
+
+class Look(Enum):
+    """How the model looks at the image."""
+
+    BLIND = "blind"
+    MEAN = "mean"
+    SOFT = "soft"
+
+
+class Target(Enum):
+    """What attention is taught from."""
+
+    NOTHING = "nothing"
+    TRUTH = "truth"
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which part of the world: `world` is its seed, `limit` caps the scenes of every split.
+
+    `held_out` names a family of questions that is left out of training and asked in the test.
+    """
+
+    limit: int | None = None
+    world: int = 1
+    train: int = 4000
+    val: int = 200
+    test: int = 500
+    size: int = 64
+    held_out: str | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """How wide the network is and how it looks."""
+
+    width: float = 1.0
+    look: Look = Look.SOFT
+    glimpses: int = 2
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Supervise:
+    """What attention is taught, and how much that counts beside the task."""
+
+    target: Target = Target.NOTHING
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class ScenesRecipe:
+    """A question-answering network on scenes."""
+
+    name: str
+    about: str
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    supervise: Supervise = field(default_factory=Supervise)
+    train: Train = field(default_factory=lambda: LONG)
+    paper: Mapping[str, Figure] = field(default_factory=lambda: NO_FIGURES)
+
+    def build(self, context: Context) -> "Experiment":
+        """The data, the network and one stage of training."""
+        from overt.recipes.answering import build_scenes
+
+        return build_scenes(self, context)
+
+
+LONG = Train(epochs=30, batch=32, rate=3e-3, decay=1e-3, clip=1.0, warmup=0.1)

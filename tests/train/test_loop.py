@@ -1,0 +1,343 @@
+"""The loop: exact resume, exact division, sets that do not touch, and stops that lose nothing."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from overt.errors import BadInput, Damaged, Failed, Stopped
+from overt.supervise.loss import Loss
+from overt.train import Limits, Monitor, ParameterSet, fit, warm_then_cosine
+from overt.train.loop import mixed
+from tests.train import toys
+
+
+def weights(net: nn.Module) -> str:
+    data = b"".join(tensor.numpy().tobytes() for tensor in net.state_dict().values())
+    return hashlib.sha256(data).hexdigest()
+
+
+def fingerprint(out: Path) -> dict[str, str]:
+    """What the newest checkpoint and the log of a run hold, clock times aside."""
+    newest = sorted((out / "checkpoints" / "train").glob("step-*"))[-1]
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(newest.iterdir())
+        if path.suffix == ".safetensors" or path.name.endswith("optimizer.json")
+    }
+    found["log"] = hashlib.sha256((out / "log.jsonl").read_bytes()).hexdigest()
+    return found | {"step": newest.name}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def stop_at(step_number: int):  # type: ignore[no-untyped-def]
+    """The toy step, but it breaks off in the forward pass of one step, as a crash would."""
+
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        if progress.step == step_number:
+            raise Interrupted
+        return toys.step(model, batch, progress)
+
+    return step
+
+
+@pytest.mark.parametrize("crash", [1, 3, 4, 6, 11])
+def test_a_run_that_broke_off_goes_on_bit_for_bit(tmp_path: Path, crash: int) -> None:
+    whole = toys.train(tmp_path / "whole")
+    net, sets = toys.make()
+    with pytest.raises(Interrupted):
+        fit(
+            net,
+            toys.Numbers(),
+            stop_at(crash),
+            sets,
+            toys.LIMITS,
+            out=tmp_path / "broken",
+            seed=0,
+            device="cpu",
+        )
+    if (tmp_path / "broken" / "checkpoints").exists():
+        resumed = toys.train(tmp_path / "broken", resume=True)
+    else:
+        resumed = toys.train(tmp_path / "broken")
+    assert weights(resumed) == weights(whole)
+    assert fingerprint(tmp_path / "broken") == fingerprint(tmp_path / "whole")
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    assert weights(toys.train(tmp_path / "a")) != weights(toys.train(tmp_path / "b", seed=1))
+
+
+def test_loading_in_other_processes_changes_nothing(tmp_path: Path) -> None:
+    plain = toys.train(tmp_path / "a")
+    workers = toys.train(tmp_path / "b", limits=replace(toys.LIMITS, workers=2))
+    assert weights(plain) == weights(workers)
+
+
+def test_accumulating_equals_one_large_batch(tmp_path: Path) -> None:
+    """Uneven rows: the count is taken over the window, not a mean of means."""
+    nets = []
+    for name, batch, accumulate in (("one", 16, 1), ("two", 8, 2), ("four", 4, 4)):
+        net, sets = toys.make(dropout=0.0)
+        net.double()
+        data = toys.Numbers(48)
+        data.features = data.features.double()
+        limits = Limits(epochs=2, batch=batch, accumulate=accumulate)
+        fit(net, data, toys.step, sets, limits, out=tmp_path / name, seed=0, device="cpu")
+        nets.append(net)
+    for other in nets[1:]:
+        for a, b in zip(nets[0].parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_the_gradient_is_that_of_the_mean_over_rows(tmp_path: Path) -> None:
+    """One step of plain SGD moves the weights by the gradient that autograd finds for the means."""
+    torch.manual_seed(0)
+    net = toys.Net(dropout=0.0)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    data = toys.Numbers(10)
+    batch = data.batch(range(10))
+    losses = toys.step(net, batch, None)["model"]  # type: ignore[arg-type]
+    objective = sum(loss.weight * loss.total / loss.count for loss in losses.values())
+    own = [*net.main.parameters(), *net.head.parameters()]
+    expected = torch.autograd.grad(objective, own, allow_unused=True)
+    sets = {
+        "model": ParameterSet(torch.optim.SGD(own, lr=1.0)),
+        "adversary": ParameterSet(torch.optim.SGD(net.adversary.parameters(), lr=1.0)),
+    }
+    fit(net, data, toys.step, sets, Limits(1, 10), out=tmp_path, seed=0, device="cpu")
+    after = dict(net.named_parameters())
+    names = [name for name, _ in net.named_parameters() if not name.startswith("adversary")]
+    for name, gradient in zip(names, expected, strict=True):
+        torch.testing.assert_close(before[name] - gradient, after[name])
+
+
+def test_sets_never_touch_each_other(tmp_path: Path) -> None:
+    """The fooling loss reaches the adversary's weights through autograd, and must not move them."""
+
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        losses = toys.step(model, batch, progress)
+        nothing = losses["adversary"]["guess"]
+        return {"model": losses["model"], "adversary": {"guess": 0.0 * nothing}}
+
+    net, sets = toys.make()
+    before = net.adversary.weight.detach().clone()
+    main = net.head.weight.detach().clone()
+    fit(net, toys.Numbers(), step, sets, Limits(1, 8), out=tmp_path, seed=0, device="cpu")
+    assert torch.equal(net.adversary.weight, before)
+    assert not torch.equal(net.head.weight, main)
+
+
+def test_a_parameter_in_two_sets_is_refused(tmp_path: Path) -> None:
+    net = toys.Net()
+    sets = {name: ParameterSet(torch.optim.SGD(net.parameters(), lr=1)) for name in "ab"}
+    with pytest.raises(ValueError, match="share a parameter"):
+        fit(net, toys.Numbers(), toys.step, sets, Limits(1, 8), out=tmp_path, seed=0, device="cpu")
+
+
+def test_batch_level_losses_refuse_accumulation(tmp_path: Path) -> None:
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        loss = toys.step(model, batch, progress)["model"]["task"]
+        return {"model": {"mmd": Loss(loss.total, loss.count, batch_level=True)}}
+
+    net, sets = toys.make()
+    with pytest.raises(BadInput, match="train.accumulate=1"):
+        fit(net, toys.Numbers(), step, sets, toys.LIMITS, out=tmp_path, seed=0, device="cpu")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loss_that_is_not_finite_stops_before_any_weight_moves(
+    tmp_path: Path, accumulate: int
+) -> None:
+    seen = {}
+
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        losses = toys.step(model, batch, progress)
+        if progress.step == 3:
+            seen["weights"] = weights(model)
+            bad = Loss(losses["adversary"]["guess"].total * float("nan"), torch.tensor(1.0))
+            return {**losses, "adversary": {"guess": bad}}
+        return losses
+
+    net, sets = toys.make()
+    limits = Limits(2, 8, accumulate=accumulate, save_every=1)
+    with pytest.raises(Failed, match=r"adversary/guess.*step 3.*number-"):
+        fit(net, toys.Numbers(), step, sets, limits, out=tmp_path, seed=0, device="cpu")
+    assert weights(net) == seen["weights"]
+    newest = sorted((tmp_path / "checkpoints" / "train").glob("step-*"))[-1]
+    assert newest.name == "step-000000003"
+
+
+def test_a_loss_without_rows_is_zero_with_finite_gradient(tmp_path: Path) -> None:
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        losses = dict(toys.step(model, batch, progress)["model"])
+        total = model.hidden(batch).sum() * 0
+        return {"model": {**losses, "none": Loss(total, torch.tensor(0))}}
+
+    net, sets = toys.make()
+    fit(net, toys.Numbers(), step, sets, Limits(1, 8), out=tmp_path, seed=0, device="cpu")
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_signals_save_and_name_the_way_on(tmp_path: Path) -> None:
+    whole = toys.train(tmp_path / "whole")
+
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        if progress.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return toys.step(model, batch, progress)
+
+    net, sets = toys.make()
+    out = tmp_path / "stopped"
+    with pytest.raises(Stopped, match="--resume") as stop:
+        fit(net, toys.Numbers(), step, sets, toys.LIMITS, out=out, seed=0, device="cpu")
+    assert stop.value.code == 143
+    assert (out / "checkpoints" / "train" / "step-000000006").is_dir()
+    assert weights(toys.train(out, resume=True)) == weights(whole)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        return toys.step(model, batch, progress)
+
+    net, sets = toys.make()
+    with pytest.raises(KeyboardInterrupt):
+        fit(net, toys.Numbers(), step, sets, toys.LIMITS, out=tmp_path, seed=0, device="cpu")
+
+
+def test_checkpoints_are_not_overwritten_unasked(tmp_path: Path) -> None:
+    toys.train(tmp_path)
+    with pytest.raises(BadInput, match="--resume"):
+        toys.train(tmp_path)
+
+
+def test_a_finished_stage_is_taken_as_it_is(tmp_path: Path) -> None:
+    first = toys.train(tmp_path)
+    log = (tmp_path / "log.jsonl").read_bytes()
+    assert weights(toys.train(tmp_path, resume=True)) == weights(first)
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = toys.train(tmp_path)
+    folders = sorted((tmp_path / "checkpoints" / "train").glob("step-*"))
+    path = folders[-1] / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    assert weights(toys.train(tmp_path, resume=True)) == weights(whole)
+    assert "damaged" in capfd.readouterr().err
+    for folder in (tmp_path / "checkpoints" / "train").glob("step-*"):
+        (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(Damaged):
+        toys.train(tmp_path, resume=True)
+
+
+def test_early_stopping_puts_the_best_weights_back(tmp_path: Path) -> None:
+    scores = [0.1, 0.5, 0.4, 0.3, 0.2, 0.9]
+    seen: list[str] = []
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        seen.append(weights(model))
+        assert not model.training
+        return {"score": scores[len(seen) - 1]}
+
+    net, sets = toys.make()
+    limits = Limits(epochs=6, batch=8, patience=1)
+    fitted = fit(
+        net,
+        toys.Numbers(),
+        toys.step,
+        sets,
+        limits,
+        out=tmp_path,
+        seed=0,
+        device="cpu",
+        monitor=Monitor(measure, "score"),
+    )
+    assert len(seen) == 4 and fitted.epochs == 4
+    assert weights(net) == seen[1]
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["measures"]["score"] for row in rows if row["split"] == "val"] == scores[:4]
+
+
+def test_bf16_trains(tmp_path: Path) -> None:
+    net = toys.train(tmp_path, limits=replace(toys.LIMITS, bf16=True))
+    assert all(p.dtype == torch.float32 and p.isfinite().all() for p in net.parameters())
+
+
+def test_steps_end_a_run_before_its_epochs(tmp_path: Path) -> None:
+    net, sets = toys.make()
+    limits = Limits(epochs=100, batch=8, steps=5)
+    fitted = fit(
+        net, toys.Numbers(), toys.step, sets, limits, out=tmp_path, seed=0, device="cpu"
+    )
+    assert fitted.steps == 5 and fitted.samples == 40
+
+
+def test_the_rate_climbs_then_falls() -> None:
+    rate = warm_then_cosine(0.1)
+    assert rate(0.05) == pytest.approx(0.5)
+    assert rate(0.1) == pytest.approx(1.0)
+    assert rate(0.55) == pytest.approx(0.5)
+    assert rate(1.0) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_seeds_are_mixed_the_same_everywhere() -> None:
+    code = "from overt.train.loop import mixed; print(mixed(1, 'train', 2))"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "77"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(found.stdout) == mixed(1, "train", 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_at_random_moments_ends_the_same(tmp_path: Path, workers: int) -> None:
+    """SIGKILL again and again: the weights, the optimizers and the log end as if nothing had been."""
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "tests.train.toys", str(out), str(workers)])
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    begun = time.monotonic()
+    assert start(whole).wait() == 0
+    length = time.monotonic() - begun
+    rng = random.Random(0)
+    kills = 0
+    for _ in range(40):
+        process = start(killed)
+        time.sleep(rng.uniform(0.5, 1.0) * length)
+        if process.poll() is not None:
+            assert process.returncode == 0
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    else:
+        assert start(killed).wait() == 0
+    assert kills > 0
+    assert fingerprint(killed) == fingerprint(whole)

@@ -1,0 +1,103 @@
+"""Small things to train: a data set of numbers, a network with dropout, and an adversary."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from overt.data.batch import Batch
+from overt.supervise.loss import Loss
+from overt.train import Limits, Losses, ParameterSet, Progress, fit, warm_then_cosine
+
+
+class Numbers:
+    """`count` items with 8 features each and a class of 3; item i is the same in every process."""
+
+    def __init__(self, count: int = 50) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.features = torch.randn(count, 1, 8, generator=generator)
+        self.labels = torch.randint(0, 3, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        rows = torch.tensor(list(indices))
+        return Batch(
+            ids=tuple(f"number-{i}" for i in indices),
+            features=self.features[rows],
+            labels=self.labels[rows],
+        )
+
+
+class Net(nn.Module):
+    """A network, and beside it an adversary that guesses the class from the network's hidden state."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.main = nn.Sequential(
+            nn.Linear(8, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 16)
+        )
+        self.head = nn.Linear(16, 3)
+        self.adversary = nn.Linear(16, 3)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        assert batch.features is not None
+        return self.main(batch.features[:, 0])
+
+
+def make(dropout: float = 0.3, seed: int = 0) -> tuple[Net, dict[str, ParameterSet]]:
+    torch.manual_seed(seed)
+    net = Net(dropout)
+    own = [*net.main.parameters(), *net.head.parameters()]
+    return net, {
+        "model": ParameterSet(torch.optim.AdamW(own, lr=1e-2), warm_then_cosine(), clip=1.0),
+        "adversary": ParameterSet(
+            torch.optim.SGD(net.adversary.parameters(), lr=1e-2, momentum=0.9)
+        ),
+    }
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, rows: Tensor | None = None) -> Loss:
+    each = nn.functional.cross_entropy(logits, labels, reduction="none")
+    rows = torch.ones_like(labels, dtype=torch.bool) if rows is None else rows
+    return Loss((each * rows).sum(), rows.sum())
+
+
+def step(model: nn.Module, batch: Batch, progress: Progress) -> Losses:
+    """Task on all rows, an extra loss on the uneven rows of class 0, and the adversary's own loss."""
+    assert isinstance(model, Net) and batch.labels is not None
+    hidden = model.hidden(batch)
+    logits = model.head(hidden)
+    fooling = cross_entropy(model.adversary(hidden), batch.labels)
+    return {
+        "model": {
+            "task": cross_entropy(logits, batch.labels),
+            "extra": 0.5 * Loss(*_zero_class(hidden, batch.labels)),
+            "fool": -0.1 * fooling,
+        },
+        "adversary": {"guess": cross_entropy(model.adversary(hidden), batch.labels)},
+    }
+
+
+def _zero_class(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    rows = labels == 0
+    return (hidden.square().mean(dim=1) * rows).sum(), rows.sum()
+
+
+LIMITS = Limits(epochs=4, batch=8, accumulate=2, save_every=3, log_every=4)
+
+
+def train(out: Path, resume: bool = False, limits: Limits = LIMITS, seed: int = 0) -> Net:
+    net, sets = make(seed=seed)
+    fit(net, Numbers(), step, sets, limits, out=out, seed=seed, device="cpu", resume=resume)
+    return net
+
+
+if __name__ == "__main__":  # a run that a test kills: OUT WORKERS
+    torch.set_num_threads(1)
+    workers = int(sys.argv[2])
+    slow = Limits(epochs=30, batch=8, accumulate=2, save_every=3, log_every=4, workers=workers)
+    train(Path(sys.argv[1]), resume=(Path(sys.argv[1]) / "checkpoints").exists(), limits=slow)
