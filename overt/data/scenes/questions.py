@@ -90,7 +90,7 @@ def put_question(program: Program, scene: Scene) -> Question:
     if found is None:
         raise BadInput(f"{' '.join(words(program))!r} has no answer in scene {scene.index}")
     spoken = words(program)
-    content = tuple(word in _ARGUMENTS for word in spoken)
+    content = tuple(is_content(word) for word in spoken)
     target, mentioned = referents(program, scene.things)
     proof = evidence(program, scene)
     return Question(
@@ -223,6 +223,11 @@ def words(program: Program) -> tuple[str, ...]:
             return ("what", "color", "is", "the", *sides[0], *side)
         case _:
             return ("what", program.about, "is", "the", *sides[0])
+
+
+def is_content(word: str) -> bool:
+    """Whether a word carries an argument of a program: a value, an attribute or a relation."""
+    return word in _ARGUMENTS
 
 
 def noun_phrase(description: Description) -> tuple[str, ...]:

@@ -43,19 +43,25 @@ class Rendered:
     image: NDArray[np.uint8]  # [h, w, 3]
     masks: NDArray[np.bool_]  # [n, h, w]; no two share a pixel
     boxes: NDArray[np.float32]  # [n, 4]: x0 y0 x1 y1 in pixels, the far edge outside
+    owners: NDArray[np.int8]  # [h, w]: the thing each pixel shows, -1 for none
 
 
 def render(scene: Scene, size: int) -> Rendered:
     """Draw a scene at size x size pixels; the same scene gives the same pixels, always."""
-    if not SMALLEST <= size <= LARGEST:
-        raise BadInput(f"a scene is drawn at {SMALLEST} to {LARGEST} pixels a side, not {size}")
+    check_size(size)
     canvas = _ground(scene.background, size)
     owner = np.full((size, size), -1, np.int8)
     for i, thing in enumerate(scene.things):
         _draw(canvas, owner, i, thing)
     masks = owner[None] == np.arange(len(scene.things), dtype=np.int8)[:, None, None]
     image = (canvas + np.float32(0.5)).clip(0, 255).astype(np.uint8)
-    return Rendered(image, masks, boxes_of(masks))
+    return Rendered(image, masks, boxes_of(masks), owner)
+
+
+def check_size(size: int) -> None:
+    """BadInput for a size at which scenes are not drawn."""
+    if not SMALLEST <= size <= LARGEST:
+        raise BadInput(f"a scene is drawn at {SMALLEST} to {LARGEST} pixels a side, not {size}")
 
 
 def boxes_of(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
