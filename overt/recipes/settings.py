@@ -132,6 +132,11 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name[:80], names, n=count, cutoff=0.5)
 
 
+def offer(names: Sequence[str]) -> str:
+    """The names as the end of a sentence that refused another one."""
+    return f"the nearest {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+
+
 # Walking a recipe
 
 
@@ -330,9 +335,7 @@ def _nearest(key: str, known: Iterable[str]) -> str:
     last = key.rpartition(".")[2]
     same = [one for one in known if last and one.rpartition(".")[2] == last]
     found = list(dict.fromkeys([*same, *nearest(key, known)]))[:3]
-    if found:
-        return f"the nearest {'is' if len(found) == 1 else 'are'} {', '.join(found)}"
-    return f"it has {', '.join(known)}"
+    return offer(found) if found else f"it has {', '.join(known)}"
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,0 +1,128 @@
+"""What a run folder holds, and whether a run may have it: asked before heavy imports."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overt import files
+from overt.errors import BadInput, Damaged
+from overt.recipes import settings
+from overt.recipes.recipe import Recipe
+
+RESULTS = "results.json"
+DONE = "done"
+
+
+@dataclass(frozen=True)
+class Held:
+    """The run in a folder, as its results.json tells it."""
+
+    folder: Path
+    results: Mapping[str, Any]
+
+    @property
+    def says_done(self) -> bool:
+        """Whether the results are final."""
+        return bool(self.results["status"] == DONE)
+
+    @property
+    def done(self) -> bool:
+        """Whether the run came to its very end: the manifest is what it writes last."""
+        return self.says_done and (self.folder / files.MANIFEST).exists()
+
+    def differences(self, recipe: Recipe, seed: int) -> list[str]:
+        """How a run with this recipe and seed would differ from the one in the folder."""
+        if self.results["recipe"] != recipe.name:
+            return [f"the recipe is {recipe.name}, was {settings.shown(self.results['recipe'])}"]
+        found = settings.changes(self.results["settings"], settings.to_json(recipe))
+        if self.results["seed"] != seed:
+            found.append(f"the seed is {seed}, was {self.results['seed']}")
+        return found
+
+    def __str__(self) -> str:
+        state = "a finished" if self.done else "an unfinished"
+        return f"{state} run of {self.results['recipe']} with seed {self.results['seed']}"
+
+
+def look(folder: Path) -> Held | None:
+    """The run in a folder; None where there is none; `Damaged` where its results are unreadable."""
+    path = folder / RESULTS
+    if not path.exists():
+        return None
+    results = files.read_json(path)
+    wanted = {"status": str, "recipe": str, "settings": dict, "seed": int}
+    for name, kind in wanted.items():
+        if not isinstance(results, dict) or not isinstance(results.get(name), kind):
+            raise Damaged(
+                f"{path} does not hold the results of a run (its {name!r} is not what is written "
+                "there); move it away, or choose another folder."
+            )
+    return Held(folder, results)
+
+
+def claim(out: Path, recipe: Recipe, seed: int, *, resume: bool) -> Held | None:
+    """Whether this run may have the folder `out`, and the run in it that goes on, if any.
+
+    Refused are a folder with a run or with files of another kind in it, unless it is this very run
+    and `resume` says so; a `resume` where there is nothing to resume; and a run that another
+    process is busy with. Of several processes of one run only the first judges.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return look(out) if resume else None
+    held = look(usable(out))
+    if held is None:
+        if resume:
+            raise BadInput(
+                f"there is no run to resume in {out}; leave --resume out to start one there."
+            )
+        strange = strangers(out)
+        if strange:
+            raise BadInput(
+                f"{out} is not empty (it holds {strange[0]}); choose a new or an empty folder."
+            )
+        return None
+    if not held.done:
+        try_writing(out)
+    if not resume:
+        other = "add --resume to go on with it" if not held.done else "`overt report` shows it"
+        raise BadInput(f"{out} holds {held}; {other}, or choose another folder.")
+    differences = held.differences(recipe, seed)
+    if differences:
+        raise BadInput(
+            f"{out} holds {held}, and a run goes on only as it began: {'; '.join(differences)}."
+        )
+    return held
+
+
+def usable(out: Path) -> Path:
+    """The path, if it is a folder or could be made one."""
+    if "\0" in str(out):
+        raise BadInput(f"{str(out)!r} holds a NUL character and cannot be a path.")
+    try:
+        for part in (out, *out.parents):
+            if part.is_dir():
+                break
+            if part.exists() or part.is_symlink():
+                what = "a file" if part.is_file() else "not a folder"
+                raise BadInput(f"{part} is {what}; choose another folder for --out.")
+    except OSError as error:  # such as a name that is too long
+        raise BadInput(f"{str(out)[:80]!r} cannot be a folder: {error.strerror}.") from None
+    return out
+
+
+def strangers(folder: Path) -> list[str]:
+    """The names in a folder, but for hidden ones."""
+    if not folder.is_dir():
+        return []
+    try:
+        return sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be read: {error.strerror}.") from None
+
+
+def try_writing(out: Path) -> None:
+    """Make the folder and hold it for a moment: no permission, or another process, shows now."""
+    with files.lock(out):
+        pass
