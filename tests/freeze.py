@@ -1,8 +1,9 @@
 """The flags of the command line as text: one line a parameter. `make freeze` records them."""
 
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 FROZEN = Path(__file__).with_name("cli_flags.txt")
 
@@ -19,22 +20,28 @@ def flags() -> str:
 def lines(command: Any, name: str) -> Iterator[str]:
     """The lines of one command, then those of its sub-commands by name."""
     yield name
-    for parameter in sorted(command.params, key=lambda p: (p.param_type_name, p.name)):
-        spelled = (
-            parameter.name.upper()
-            if parameter.param_type_name == "argument"
-            else " / ".join([*parameter.opts, *parameter.secondary_opts])
-        )
-        kind = getattr(parameter.type, "choices", None) or parameter.type.name
-        kind = "|".join(map(str, kind)) if not isinstance(kind, str) else kind
-        words = [kind, *(["required"] if parameter.required else [])]
-        words += ["many"] if parameter.multiple or parameter.nargs == -1 else []
-        if parameter.default is not None and isinstance(parameter.default, str | int | float):
+    kinds = get_type_hints(command.callback) if command.callback else {}
+    # What is not in the signature (--help, --install-completion) is typer's, not ours.
+    ours = [parameter for parameter in command.params if parameter.name in kinds]
+    for parameter in sorted(ours, key=lambda p: (p.param_type_name, p.name)):
+        if parameter.param_type_name == "argument":
+            spelled = parameter.name.upper()
+        else:
+            spelled = " / ".join([*parameter.opts, *parameter.secondary_opts])
+        words = [say(kinds[parameter.name]), *(["required"] if parameter.required else [])]
+        if isinstance(parameter.default, str | int | float | Path):
             words.append(f"default {parameter.default}")
         yield f"  {name} {spelled} ({', '.join(words)})"
     for sub, child in sorted(getattr(command, "commands", {}).items()):
         if not child.hidden:
             yield from lines(child, f"{name} {sub}")
+
+
+def say(kind: Any) -> str:
+    """A type as it would be written, an enum with its values."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "|".join(str(member.value) for member in kind)
+    return kind.__name__ if type(kind) is type else str(kind).replace("pathlib.", "")
 
 
 if __name__ == "__main__":

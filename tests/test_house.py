@@ -64,7 +64,7 @@ def rooms_imported(source: str, package: str) -> Iterator[tuple[int, str]]:
         for name in found:
             if name == "overt":
                 yield node.lineno, "overt"
-            elif name.startswith("overt."):
+            elif name.startswith("overt.") and name != "overt.__version__":
                 yield node.lineno, name.split(".")[1]
 
 
@@ -102,6 +102,7 @@ def test_rooms_import_one_way(path: Path) -> None:
         ("data/batch.py", "import overt", True),
         ("files.py", "from .geometry import PixelGeometry", True),
         ("data/batch.py", "from . import cifar", False),
+        ("data/batch.py", "from overt import __version__", False),
         ("data/batch.py", "from .cifar import load", False),
         ("data/batch.py", "from ..attention import grid", False),
         ("models/output.py", "from overt import attention", False),

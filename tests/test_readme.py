@@ -271,6 +271,13 @@ def test_blocks_and_commands_are_read_as_written() -> None:
     assert (two.line, two.text, two.output) == (10, "make test", "")
 
 
+def test_commands_and_flags_that_do_not_exist_are_found() -> None:
+    assert unknown(["overt", "list", "--json"]) is None
+    assert unknown(["overt", "--version"]) is None
+    assert unknown(["overt", "lisst"]) == "command lisst"
+    assert unknown(["overt", "list", "--yaml=x"]) == "flag --yaml"
+
+
 def test_python_blocks_share_a_namespace_and_name_their_line(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 2\n```\n\n```python\nassert x == 2\n1 / 0\n```\n")
