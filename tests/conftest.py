@@ -35,7 +35,8 @@ def _seeds() -> Iterator[None]:
     torch.manual_seed(0)
     deterministic = torch.are_deterministic_algorithms_enabled()
     yield
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # slow even where it is idle
+        torch.use_deterministic_algorithms(deterministic)
 
 
 @pytest.fixture

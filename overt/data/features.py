@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.batch import Batch
+from overt.data.source import Source
 from overt.errors import BadInput, Damaged, Failed
 from overt.files import is_whole, lock, read_json, sweep, verify, write_json, writing
 
@@ -26,13 +27,6 @@ ABOUT, SHARD, FEATURES = "cache.json", "shard.json", "features.npy"
 
 Encode = Callable[[Batch], Float[Tensor, "b k d"]]
 Progress = Callable[[int, int], None]
-
-
-class Items(Protocol):
-    """A data set, as far as this module needs one."""
-
-    def __len__(self) -> int: ...
-    def batch(self, indices: Sequence[int]) -> Batch: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class Key:
 def build(
     folder: Path,
     key: Key,
-    dataset: Items,
+    dataset: Source,
     encode: Encode,
     shard: int = 512,
     batch: int = 64,
@@ -209,7 +203,7 @@ class FeatureCache:
 class Cached:
     """A data set whose batches carry the features of a cache."""
 
-    def __init__(self, dataset: Any, cache: FeatureCache) -> None:
+    def __init__(self, dataset: Source, cache: FeatureCache) -> None:
         self.dataset, self.cache = dataset, cache
         self.name, self.split = dataset.name, dataset.split
 
@@ -289,7 +283,7 @@ def _is_done(place: Path, number: int, key: Key) -> bool:
 
 
 def _encode(
-    dataset: Items, encode: Encode, start: int, stop: int, size: int
+    dataset: Source, encode: Encode, start: int, stop: int, size: int
 ) -> tuple[list[str], NDArray[Any]]:
     ids: list[str] = []
     parts: list[NDArray[Any]] = []

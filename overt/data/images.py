@@ -6,6 +6,7 @@ no partial pictures, and one sentence that names the file.
 """
 
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 MOST_PIXELS = 50_000_000
 GREY = 127  # what stands around a photo that does not fill the canvas
 
-Photo = UInt8[np.ndarray, "y x 3"]
+Photo = UInt8[np.ndarray, "_ _ 3"]  # height, width, red green blue
 Size = tuple[int, int]
 How = Callable[[Photo, Size], tuple[Photo, PixelGeometry]]
 
@@ -41,24 +42,16 @@ def open_image(source: Path | str | bytes, most_pixels: int = MOST_PIXELS) -> tu
         raise Damaged(f"{name} is empty; replace it.")
     if kind is None:
         raise BadInput(f"{name} is not a JPEG, PNG or WEBP picture.")
-    from PIL import Image
+    from PIL.Image import DecompressionBombError
 
     try:
-        with Image.open(io.BytesIO(data), formats=[kind]) as picture:
-            width, height = picture.size
-            if width * height > most_pixels:
-                raise BadInput(_too_big(name, height, width, most_pixels))
-            if kind == "PNG":  # pixels with a wrong checksum would be decoded without a word
-                picture.verify()
-        with Image.open(io.BytesIO(data), formats=[kind]) as picture:
-            picture.load()
-            pixels = np.array(_upright(_as_rgb(picture), _orientation(picture)), dtype=np.uint8)
-    except BadInput:
+        with warnings.catch_warnings():  # what Pillow warns of is said below, or is of no matter
+            warnings.simplefilter("ignore")
+            pixels = _decode(name, data, kind, most_pixels)
+    except (BadInput, MemoryError):
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as problem:
+    except DecompressionBombError as problem:
         raise BadInput(f"{name} has too many pixels to be opened: {problem}") from problem
-    except MemoryError:
-        raise
     except Exception as problem:  # Pillow's decoders raise a dozen kinds
         raise Damaged(f"{name} cannot be decoded as {kind} ({_reason(problem)}).") from problem
     return pixels, (pixels.shape[0], pixels.shape[1])
@@ -137,8 +130,18 @@ def _kind(data: bytes) -> str | None:
     return None
 
 
-def _too_big(name: str, height: int, width: int, most: int) -> str:
-    return f"{name} has {height} x {width} pixels; at most {most:,} are opened. Make it smaller."
+def _decode(name: str, data: bytes, kind: str, most: int) -> Photo:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data), formats=[kind]) as picture:
+        width, height = picture.size
+        if width * height > most:
+            raise BadInput(f"{name} has {height} x {width} pixels; at most {most:,} are opened.")
+        if kind == "PNG":  # pixels with a wrong checksum would be decoded without a word
+            picture.verify()
+    with Image.open(io.BytesIO(data), formats=[kind]) as picture:
+        picture.load()
+        return np.array(_upright(_as_rgb(picture), _orientation(picture)), dtype=np.uint8)
 
 
 def _reason(problem: Exception) -> str:

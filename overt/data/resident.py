@@ -5,28 +5,17 @@ CIFAR fits into a GPU many times over; kept there as bytes, a batch is one index
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Int, Shaped, UInt8
 from torch import Tensor
 
 from overt.data.batch import Batch
+from overt.data.source import Source
 from overt.errors import BadInput
 from overt.geometry import PixelGeometry
 
 CHUNK = 4096
-
-
-class Images(Protocol):
-    """A data set whose items are one image and one label each."""
-
-    name: str
-    split: str
-
-    def __len__(self) -> int: ...
-    def batch(self, indices: Sequence[int]) -> Batch: ...
-    def digest(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -96,8 +85,8 @@ class Resident:
     source: str
 
     @classmethod
-    def of(cls, dataset: Images, device: torch.device | str = "cpu") -> "Resident":
-        """The whole of `dataset`, copied to `device` once."""
+    def of(cls, dataset: Source, device: torch.device | str = "cpu") -> "Resident":
+        """The whole of `dataset`, of one image and one label an item, copied to `device` once."""
         ids: list[str] = []
         images, labels = [], []
         for start in range(0, len(dataset), CHUNK):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -29,6 +29,7 @@ WORD = re.compile(r"'(?:s|t|d|m|re|ve|ll)\b|\w[\w\u0300-\u036f]*|[^\w\s]", re.IG
 Span = tuple[int, int]
 
 
+@runtime_checkable
 class Reader(Protocol):
     """Anything that turns a text into ids and the characters each id covers."""
 

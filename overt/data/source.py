@@ -1,0 +1,22 @@
+"""What every data set is, whatever lies behind it."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from overt.data.batch import Batch
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Items by number. `batch` is pure: the same indices always give the same batch.
+
+    An item may be several samples, such as a scene with all of its questions. `digest` is a hash
+    of what is on disk, or of the program and its seed.
+    """
+
+    name: str
+    split: str
+
+    def __len__(self) -> int: ...
+    def batch(self, indices: Sequence[int]) -> Batch: ...
+    def digest(self) -> str: ...
