@@ -24,7 +24,7 @@ SETTINGS = ("dark", "pale", "calm", "busy")
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """ "a red ring": at least one thing fits."""
+    """At least one thing fits: "a red ring"."""
 
     what: Description
 
@@ -35,7 +35,7 @@ class Exists:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """ "two red rings": exactly so many things fit."""
+    """Exactly so many things fit: "two red rings"."""
 
     what: Description
     number: int
@@ -47,7 +47,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Is:
-    """ "the ring is red": exactly one thing fits the subject, and it is also the rest."""
+    """Exactly one thing fits the subject, and it is also the rest: "the ring is red"."""
 
     what: Description
     also: Description
@@ -60,7 +60,7 @@ class Is:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """ "every ring is red": there is one, and none is otherwise."""
+    """Something fits, and all that does is also the rest: "every ring is red"."""
 
     what: Description
     also: Description
@@ -73,7 +73,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """ "most things are striped": more than half of those that fit are also the rest."""
+    """More than half of what fits is also the rest: "most things are striped"."""
 
     what: Description
     also: Description
@@ -86,7 +86,7 @@ class Most:
 
 @dataclass(frozen=True, slots=True)
 class Lies:
-    """ "the ring is left of a square": some pair lies so, and what is definite is the only one."""
+    """Some pair lies so, and what is definite is the only one: "the ring is left of a square"."""
 
     what: Description
     definite: bool
@@ -113,7 +113,7 @@ class Lies:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """ "a dark background", "a busy picture"."""
+    """The background is so: "a dark background", "a busy picture"."""
 
     word: str
 

@@ -59,7 +59,7 @@ def express(scene: Scene, how: Construction, dice: Dice) -> Said:
 
 
 def _existence(scene: Scene, dice: Dice) -> Said:
-    """ "there is a large ring and a red square": at least one of each."""
+    """At least one of each: "there is a large ring and a red square"."""
     i, j = dice.sample(range(len(scene.things)), 2)
     first, second = _some(scene, i, dice), _some(scene, j, dice)
     alone = dice.random() < 0.5 or _fits(scene, second, i) or _fits(scene, first, j)
@@ -72,7 +72,7 @@ def _existence(scene: Scene, dice: Dice) -> Said:
 
 
 def _place(scene: Scene, dice: Dice) -> Said:
-    """ "the red thing is left of a ring"; an indefinite phrase is tied to all it may mean."""
+    """Where one thing lies: "the red thing is left of a ring"; "a" is tied to all it may mean."""
     i, j, relation = _apart(scene, dice)
     what, definite = _naming(scene, i, dice)
     anchor, anchor_definite = _naming(scene, j, dice)
@@ -89,7 +89,7 @@ def _place(scene: Scene, dice: Dice) -> Said:
 
 
 def _listing(scene: Scene, dice: Dice) -> Said:
-    """ "two red things, one blue thing and one white thing": exactly so many of each."""
+    """Exactly so many of each: "two red things, one blue thing and one white thing"."""
     return listing(scene, dice, dice.pick([n for n in SPOKEN if _values(scene, n)]))
 
 
@@ -111,7 +111,7 @@ def listing(scene: Scene, dice: Dice, name: str, needed: str | None = None) -> S
 
 
 def _attribute(scene: Scene, dice: Dice) -> Said:
-    """ "the large ring is red", "every ring is red", "the red thing is a large ring"."""
+    """What one thing is, or all of a kind: "the large ring is red", "every ring is red"."""
     i = dice.below(len(scene.things))
     known = [what for what in singling(scene.things, i) if len(what) < len(SPOKEN)]
     if known and dice.random() < 0.75:
@@ -153,6 +153,10 @@ def _universal(scene: Scene, i: int, dice: Dice) -> Said:
     what, fact = dice.pick(many or candidates[:3] or [(facts, facts[0])])
     things = fitting_things(what, scene.things)
     adjective = say((fact,), dice).split(" ")[0]
+    if len(things) == 1:
+        return [Linked(f"the {say(what, dice)}", things, what), "is", adjective], (
+            Is(what, (fact,)),
+        )
     if dice.random() < 0.5:
         return [Linked(f"every {say(what, dice)}", things, what), "is", adjective], (
             Every(what, (fact,)),
@@ -162,7 +166,7 @@ def _universal(scene: Scene, i: int, dice: Dice) -> Said:
 
 
 def _setting(scene: Scene, dice: Dice) -> Said:
-    """ "six things on a dark background", "a busy picture with six things", "most are red"."""
+    """The whole: "six things on a dark background", "a busy picture with six things"."""
     words = settings(scene.background)
     tone = [word for word in words if word in ("dark", "pale")]
     subject, claim, verb = _whole(scene, dice)
@@ -248,7 +252,7 @@ def _values(scene: Scene, name: str) -> list[str]:
 
 
 def _joined(pieces: list[Linked]) -> list[Piece]:
-    """ "a", "a and b", "a, b and c"."""
+    """As a list in words: "a", "a and b", "a, b and c"."""
     joined: list[Piece] = []
     for n, piece in enumerate(pieces):
         if n:

@@ -105,7 +105,7 @@ def _nothing(boxes: Boxes, size: int, dice: Dice) -> NDArray[np.float64]:
     best, least = np.zeros(4), 2.0
     for _ in range(TRIES):
         wide, tall = dice.uniform(0.12, 0.3) * size, dice.uniform(0.12, 0.3) * size
-        x, y = dice.uniform(0, size - wide), dice.uniform(0, size - tall)
+        x, y = dice.uniform(0.0, size - wide), dice.uniform(0.0, size - tall)
         box = np.array([x, y, x + wide, y + tall])
         found = float(overlaps(box[None], boxes).max(initial=0.0))
         if found < least:
