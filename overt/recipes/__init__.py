@@ -1,0 +1,65 @@
+"""Recipes: one file a paper, each a function that returns plain values. Nothing here is heavy."""
+
+from collections.abc import Callable
+from typing import Any
+
+from overt.errors import BadInput
+from overt.recipes.recipe import Recipe
+
+
+def recipes() -> dict[str, Callable[[], Recipe]]:
+    """Every recipe by name, in the order in which they are listed."""
+    from overt.recipes import scenes
+
+    every: tuple[Callable[[], Recipe], ...] = ()
+    return {make().name: make for make in every}
+
+
+def find(name: str) -> Recipe:
+    """The recipe of this name; another name is answered with the nearest."""
+    from overt.recipes import settings
+
+    known = recipes()
+    if name not in known:
+        near = settings.nearest(name, known)
+        raise BadInput(
+            f"there is no recipe {name[:60]!r}; "
+            + (settings.offer(near) if near else "`overt list` shows them all")
+            + "."
+        )
+    return known[name]()
+
+
+def listing(name: str | None = None) -> dict[str, Any]:
+    """All recipes and tables, or one recipe, as JSON values."""
+    from dataclasses import asdict
+
+    from overt.recipes import settings, tables
+
+    found = [make() for make in recipes().values()]
+    return {
+        "recipes": [
+            {
+                "name": recipe.name,
+                "about": recipe.about,
+                "paper": {key: asdict(figure) for key, figure in recipe.paper.items()},
+                "settings": settings.to_json(recipe),
+                "takes": {one.key: one.wants for one in settings.describe(recipe)},
+            }
+            for recipe in found
+            if name in (None, recipe.name)
+        ],
+        "tables": [
+            {
+                "name": table.name,
+                "about": table.about,
+                "rows": [
+                    {"row": row.label, "recipe": row.recipe().name, "set": list(row.changes)}
+                    for row in table.rows
+                ],
+                "columns": list(table.columns),
+            }
+            for table in tables.tables().values()
+            if name is None
+        ],
+    }

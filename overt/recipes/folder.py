@@ -86,7 +86,8 @@ def claim(out: Path, recipe: Recipe, seed: int, *, resume: bool) -> Held | None:
     if not held.done:
         try_writing(out)
     if not resume:
-        other = "add --resume to go on with it" if not held.done else "`overt report` shows it"
+        look_at = f"look at it with `overt report {out}`"
+        other = look_at if held.done else "add --resume to go on with it"
         raise BadInput(f"{out} holds {held}; {other}, or choose another folder.")
     differences = held.differences(recipe, seed)
     if differences:
@@ -110,6 +111,26 @@ def usable(out: Path) -> Path:
     except OSError as error:  # such as a name that is too long
         raise BadInput(f"{str(out)[:80]!r} cannot be a folder: {error.strerror}.") from None
     return out
+
+
+def runs_below(path: Path) -> list[Path]:
+    """The run in a folder, or all the runs below it: those of a table, or of the demo."""
+    if not _is_folder(path):
+        raise BadInput(f"{str(path)!r} is not a folder; name the folder of a run.")
+    if any((path / name).exists() for name in (RESULTS, "log.jsonl")):
+        return [path]
+    below = (f"*/{RESULTS}", f"*/*/{RESULTS}")  # DIR/<row> of the demo, DIR/<row>/seed-0 of a table
+    found = sorted(one.parent for pattern in below for one in path.glob(pattern))
+    if not found:
+        raise BadInput(f"{path} holds no run: there is no {RESULTS} in it or below it.")
+    return found
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def strangers(folder: Path) -> list[str]:

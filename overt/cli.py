@@ -1,0 +1,528 @@
+"""The commands. What can be wrong with a command line is found before anything heavy is imported.
+
+Exit codes: 0 done, 2 bad input, 1 failed work, 130 and 143 stopped by a signal. What goes wrong is
+said in one sentence on stderr; OVERT_TRACEBACK=1 adds where it happened.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from overt.errors import BadInput, Damaged, Failed, Stopped
+
+
+def _plain() -> bool:
+    """Whether to print without colours and boxes: into a file or a pipe, or because asked to."""
+    return sys.stdout is None or not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+
+
+app = typer.Typer(
+    name="overt",
+    help="Attention you can see and test: learned, supervised, hard, aligned, measured, visible.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None if _plain() else "markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sets: which are here, what is wrong with one, how to get it.")
+app.add_typer(data_app, name="data")
+
+
+# Completion of names in the shell
+
+
+def _complete_recipe(incomplete: str) -> list[str]:
+    from overt.recipes import recipes
+
+    return [name for name in recipes() if name.startswith(incomplete)]
+
+
+def _complete_table(incomplete: str) -> list[str]:
+    from overt.recipes.tables import tables
+
+    return [name for name in tables() if name.startswith(incomplete)]
+
+
+def _complete_set(context: typer.Context, incomplete: str) -> list[str]:
+    from overt.recipes import find, settings
+
+    try:
+        recipe = find(context.params.get("recipe") or "")
+    except BadInput:
+        return []
+    return [f"{key}=" for key in settings.flatten(recipe) if key.startswith(incomplete)]
+
+
+def _complete_data(incomplete: str) -> list[str]:
+    from overt.data import sets
+
+    return [each.name for each in sets.SETS if each.name.startswith(incomplete)]
+
+
+# What several commands take
+
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The seed of all random numbers.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", help="The folder of data sets; else OVERT_DATA names it.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", autocompletion=_complete_set,
+                 help="Change a setting; may be repeated. `overt list RECIPE` shows the keys."),
+]  # fmt: skip
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")]
+Rows = Annotated[
+    list[str] | None, typer.Option(help="Only these rows: repeat it, or put commas between.")
+]
+
+
+# The commands
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from overt import __version__
+
+        print(f"overt {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("list")
+def list_(
+    name: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", autocompletion=_complete_recipe)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """List the recipes and tables there are, or all about one recipe: its settings, its paper."""
+    from overt.recipes import find, listing, recipes
+    from overt.recipes.tables import tables
+
+    chosen = find(name) if name is not None else None
+    if as_json:
+        print(json.dumps(listing(name), indent=2))
+    elif chosen is not None:
+        _show_recipe(chosen)
+    else:
+        found = [make() for make in recipes().values()]
+        lines = [[one.name, one.about, _figures(one.paper)] for one in found]
+        _print("Recipes", ["recipe", "what", "paper"], lines)
+        print()
+        lines = [
+            [one.name, one.about, ", ".join(row.label for row in one.rows)]
+            for one in tables().values()
+        ]
+        _print("Tables", ["table", "what", "rows"], lines)
+        print("\n`overt list RECIPE` shows its settings; `overt run RECIPE --out DIR` runs it.")
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", autocompletion=_complete_recipe)],
+    out: Annotated[Path, typer.Option(help="The folder of the run; made if it is not there.")],
+    seed: Seed = 0,
+    device: Device = "auto",
+    data: Data = None,
+    sets: Sets = None,
+    resume: Resume = False,
+) -> None:
+    """Train and measure one recipe; writes results.json, samples.npz, checkpoints and a page."""
+    from overt import files
+    from overt.recipes import checks, find, folder, settings
+
+    made = settings.apply(find(recipe), sets or [])
+    checks.device(device)
+    root = checks.data_root(data)
+    if _first_process():
+        held = folder.claim(out, made, seed, resume=resume)
+        if held is not None and held.done:
+            files.verify(out)
+            _show_results(held.results)
+            print(f"\n{out} already holds {held}, and it is whole; nothing was run.")
+            return
+        checks.data(made, root)
+        folder.try_writing(out)
+
+    from overt.recipes import running
+
+    results = running.run(
+        made,
+        out,
+        seed=seed,
+        device=device,
+        data_root=root,
+        resume=resume,
+        command=_command(context),
+    )
+    if _first_process():
+        _show_results(results)
+        print(f"\nEverything is in {out}; open {out / 'report.html'} in a browser.")
+
+
+@app.command()
+def table(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="TABLE", autocompletion=_complete_table)],
+    out: Annotated[Path, typer.Option(help="The folder of the table, with a folder a run.")],
+    rows: Rows = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds a row.")] = 3,
+    device: Device = "auto",
+    data: Data = None,
+    sets: Sets = None,
+    resume: Resume = False,
+) -> None:
+    """Run the rows of a table that are not finished; print ours beside the paper's."""
+    from overt.recipes import checks
+    from overt.recipes.comparison import as_text
+    from overt.recipes.tables import find, pick, run_table
+
+    wanted = find(name)
+    chosen = pick(wanted, _split(rows))
+    checks.device(device)
+    root = checks.data_root(data)
+    _one_process("table")
+    filled = run_table(
+        wanted,
+        out,
+        rows=[row.label for row in chosen],
+        seeds=seeds,
+        device=device,
+        data_root=root,
+        sets=sets or [],
+        resume=resume,
+        command=_command(context),
+        say=_say,
+    )
+    print()
+    _print(f"{wanted.name}: {wanted.about}", *as_text(filled))
+    print(f"\nmean ± standard deviation over seeds; written to {out / 'table.md'}.")
+    if filled.failures:
+        first = filled.failures[0]
+        raise Failed(
+            f"{len(filled.failures)} of {len(filled.entries)} runs failed, the first of them "
+            f"{first.row} with seed {first.seed}: {first.error.rstrip('.')}; the others are kept, "
+            "and the same command with --resume tries again."
+        )
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="The folder of the demo.")] = Path("runs/demo"),
+    rows: Rows = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    data: Data = None,
+) -> None:
+    """Train small models with and without attention on drawn scenes, and show where they look."""
+    raise Failed("not yet")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one page about runs: curves, results, and the same samples side by side."""
+    from overt import files
+    from overt.recipes import folder
+
+    found = [one for path in runs for one in folder.runs_below(path)]
+    target = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
+    folder.usable(target.parent)
+    if (target.parent / files.MANIFEST).exists():
+        raise BadInput(f"{target} would change a finished run; choose another place with --out.")
+
+    from overt.show import page
+
+    print(page.report(target, found))
+
+
+@app.command()
+def doctor(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="The folder of a run to look into.")
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Say what is here and what is missing, or what is wrong with a run folder."""
+    from overt.recipes import doctor as examine
+
+    findings = examine.run_folder(run) if run is not None else examine.machine(data)
+    lines = [[one.what, one.found, one.advice] for one in findings]
+    _print(f"{run}" if run else "This machine", ["what", "found", "to do"], lines)
+    for one in findings:
+        if one.wrong:
+            sentence = f"{one.what}: {one.found} {one.advice}".rstrip()
+            raise Damaged(sentence) if run is not None else Failed(sentence)
+
+
+@data_app.callback(invoke_without_command=True)
+def _data(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_data(None)
+
+
+@data_app.command("list")
+def list_data(data: Data = None) -> None:
+    """Which data sets there are, and which of them are here."""
+    from overt.data import sets
+    from overt.recipes import checks
+
+    root = checks.data_root(data)
+    here = sets.present(root or Path(os.devnull))
+    lines = []
+    for each in sets.SETS:
+        found = each.name in here
+        lines.append([each.name, "yes" if found else "no", each.what, "" if found else each.how])
+    where = f"in {root}" if root else "(no folder is named: give --data or set OVERT_DATA)"
+    _print(f"Data sets {where}", ["name", "here", "what", "how to get it"], lines)
+
+
+@data_app.command("check")
+def check_sets(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="SET", autocompletion=_complete_data)
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Look through every file of these data sets (of all that are here) and name what is wrong."""
+    from overt.data import sets
+    from overt.recipes import checks
+
+    chosen = [sets.find(name).name for name in names or []]
+    root = sets.root_of(checks.data_root(data))
+    if not names:
+        chosen = list(sets.present(root))
+    lines, wrong = [], []
+    for name in chosen:
+        problems = sets.check(root, name)
+        wrong += problems
+        lines += [[name, problem] for problem in problems or ["whole"]]
+    _print(f"Data sets in {root}", ["name", "state"], lines)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise Damaged(f"{wrong[0].rstrip('.')}{more}.")
+
+
+@data_app.command("prepare")
+def prepare_sets(
+    names: Annotated[list[str], typer.Argument(metavar="SET", autocompletion=_complete_data)],
+    data: Data = None,
+) -> None:
+    """Download data sets, checked and resumable; one that is here and right is kept."""
+    from overt.data import sets
+    from overt.recipes import folder
+
+    chosen = [sets.find(name).name for name in names]
+    root = folder.usable(sets.root_of(data))
+    for name in chosen:
+        print(sets.prepare(root, name, _Line(name)))
+
+
+# The process and its command line
+
+
+def _first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _one_process(command: str) -> None:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise BadInput(
+            f"`overt {command}` runs in one process; start `overt run` with torchrun or "
+            "accelerate for a run on many."
+        )
+
+
+def _command(context: typer.Context) -> list[str]:
+    """The command line as it was given, for the record."""
+    given = context.find_root().obj
+    return ["overt", *given] if isinstance(given, list) else ["overt"]
+
+
+def _split(values: Iterable[str] | None) -> list[str]:
+    parts = [part.strip() for value in values or () for part in value.split(",")]
+    return [part for part in parts if part]
+
+
+# Printing
+
+
+def _print(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """A table: with boxes on a terminal, else one line a row, columns apart by two spaces."""
+    if not _plain():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        drawn = Table(title=Text(title), title_justify="left", header_style="bold")
+        for name in header:
+            drawn.add_column(Text(name), overflow="fold")
+        for line in lines:
+            drawn.add_row(*map(Text, line))
+        Console().print(drawn)
+        return
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    print(title)
+    for line in (header, *lines):
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _show_recipe(recipe: Any) -> None:
+    """All about one recipe: the docstring of its function, the paper's figures, the settings."""
+    import inspect
+
+    from overt.recipes import recipes, settings
+
+    print(f"{recipe.name}: {recipe.about}\n")
+    about = inspect.getdoc(recipes()[recipe.name])
+    if about:
+        print(f"{about}\n")
+    if recipe.paper:
+        lines = [
+            [name, f"{one.value:g} {one.unit}".rstrip(), one.source]
+            for name, one in recipe.paper.items()
+        ]
+        _print("Stated in the paper", ["measure", "value", "where"], lines)
+        print()
+    lines = [[one.key, settings.shown(one.value), one.wants] for one in settings.describe(recipe)]
+    _print("Settings, for --set KEY=VALUE", ["key", "value", "takes"], lines)
+
+
+def _show_results(results: Mapping[str, Any]) -> None:
+    """What a run measured, beside the paper's figures where there are some."""
+    paper = results.get("paper") or {}
+    lines = []
+    for name, one in (results.get("ours") or {}).items():
+        stated = paper.get(name)
+        figure = f"{stated['value']:g} {stated['unit']}".rstrip() if stated else ""
+        low, high = one.get("low"), one.get("high")
+        spread = f" [{low:.4g}, {high:.4g}]" if low is not None and high is not None else ""
+        value = "–" if one["value"] is None else f"{one['value']:.4g}{spread}"
+        lines.append([name, value, str(one["unit"]), f"{one['split']}, {one['n']}", figure])
+    title = (
+        f"{results['recipe']}, seed {results['seed']}, {results.get('seconds', 0):g} s of training"
+    )
+    _print(title, ["measure", "ours [95 %]", "unit", "split, n", "paper"], lines)
+
+
+def _figures(paper: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {one.value:g} {one.unit}".rstrip() for name, one in paper.items())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class _Line:
+    """The progress of a download, on one line of a terminal; silent elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.shown = name, -1
+
+    def __call__(self, done: int, total: int | None) -> None:
+        now = done * 100 // total if total else done >> 20
+        if now == self.shown or sys.stderr is None or not sys.stderr.isatty():
+            return
+        self.shown = now
+        end = "\n" if total and done >= total else ""
+        print(f"\r{self.name}: {now} {'%' if total else 'MB'}", end=end, file=sys.stderr)
+
+
+# The end
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; what went wrong is said in one sentence."""
+    given = list(sys.argv[1:] if args is None else args)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
+    try:
+        code = _invoke(given)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except BaseException as error:
+        if os.environ.get("OVERT_TRACEBACK") and not isinstance(error, SystemExit):
+            traceback.print_exc()
+        return _end(error)
+
+
+def _invoke(given: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(given, prog_name="overt", standalone_mode=False, obj=given)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def _end(error: BaseException) -> int:
+    """The exit code of an exception, after its sentence was said."""
+    code, sentence = _verdict(error)
+    if sentence and sys.stderr is not None:
+        with suppress(OSError):
+            print(f"overt: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    if isinstance(error, OSError) and sys.stdout is not None:
+        # What is still in the buffer cannot be written; without this, Python complains at its end.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the options of a command, and where they are explained."""
+    said = error.format_message().strip().rstrip(".")
+    path = getattr(getattr(error, "ctx", None), "command_path", None) or "overt"
+    return f"{said}; `{path} --help` shows what it takes."
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    usage = typer.BadParameter.__mro__[1:3]  # typer carries its own click, or imports it
+    match error:
+        case BadInput() | Damaged():
+            return 2, str(error)
+        case Failed():
+            return 1, str(error)
+        case Stopped():
+            return error.code, str(error)
+        case KeyboardInterrupt() | typer.Abort():
+            return 130, "stopped at once; what was saved before is whole."
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else int(error.code is not None), ""
+        case BrokenPipeError():
+            return 141, ""  # nobody reads on, as for any program in a pipe
+        case MemoryError():
+            return 1, "there was not enough memory; lower train.batch, data.limit or model.width."
+    if isinstance(error, usage):
+        return 2, _usage(error)
+    said = f"{type(error).__name__}: {error}"[:300]
+    if type(error).__name__ == "OutOfMemoryError":
+        return 1, f"the device ran out of memory; lower train.batch or model.width ({said})."
+    if isinstance(error, OSError):
+        return 1, f"the system refused: {said}."
+    return 1, f"a defect in overt, not in what you gave: {said}; OVERT_TRACEBACK=1 shows where."

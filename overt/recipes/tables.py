@@ -1,0 +1,187 @@
+"""The tables there are, and how one is filled: rows of recipes, each run for several seeds.
+
+A run that is finished is never run again: one in the table's folder is used if its files are whole
+and its recipe, settings and seed are those asked for; so is a result that is committed under
+`benchmarks/<table>/<row>/seed-<n>/`. A run that fails is reported and does not stop the others.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overt import files
+from overt.errors import BadInput, Damaged, Failed, Stopped
+from overt.recipes import checks, folder, settings
+from overt.recipes.comparison import Entry, Filled, Row, Table, write
+from overt.recipes.recipe import Recipe
+
+COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def tables() -> dict[str, Table]:
+    """Every table by name."""
+    return {}
+
+
+def find(name: str) -> Table:
+    """The table of this name; another name is answered with the nearest."""
+    known = tables()
+    if name not in known:
+        near = settings.nearest(name, known) or list(known)
+        raise BadInput(f"there is no table {name!r}; {settings.offer(near)}.")
+    return known[name]
+
+
+def pick(table: Table, labels: Sequence[str]) -> tuple[Row, ...]:
+    """The rows called so, in the table's order; all, when none is named or one is `all`."""
+    known = [row.label for row in table.rows]
+    for label in labels:
+        if label not in (*known, "all"):
+            near = settings.nearest(label, known) or known
+            raise BadInput(f"table {table.name} has no row {label!r}; {settings.offer(near)}.")
+    everything = not labels or "all" in labels
+    return tuple(row for row in table.rows if everything or row.label in labels)
+
+
+def made(row: Row, sets: Sequence[str]) -> Recipe:
+    """The recipe of a row with its changes, and the user's after them."""
+    return settings.apply(settings.apply(row.recipe(), row.changes), sets)
+
+
+def run_table(
+    table: Table,
+    out: Path,
+    *,
+    rows: Sequence[str] = (),
+    seeds: int = 3,
+    device: str = "auto",
+    data_root: Path | None = None,
+    sets: Sequence[str] = (),
+    resume: bool = False,
+    command: Sequence[str] = (),
+    show_progress: bool = True,
+    say: Callable[[str], None] = print,
+    committed: Path = COMMITTED,
+) -> Filled:
+    """Run these rows (all, when none is named) for seeds 0, 1, ... and write the table into `out`.
+
+    What cannot be started is refused before the first run starts. `table.json` and `table.md` are
+    written anew after each run; they also show finished rows that were not asked for this time.
+    """
+    folder.usable(out)
+    source = _Source(table, out, committed)
+    jobs = [_Job(row, made(row, sets), seed) for row in pick(table, rows) for seed in range(seeds)]
+    found = [source.at_hand(job) for job in jobs]
+    for job, entry in zip(jobs, found, strict=True):
+        if entry is None:
+            checks.data(job.recipe, data_root)
+            begun = folder.look(source.place(job)) is not None
+            folder.claim(source.place(job), job.recipe, job.seed, resume=resume and begun)
+    others = source.others(jobs, sets, seeds)
+    with files.lock(out):
+        filled = _filled(table, [*zip(jobs, found, strict=True), *others])
+        for index, (job, entry) in enumerate(zip(jobs, found, strict=True)):
+            what = f"[{index + 1}/{len(jobs)}] {job.row.label}, seed {job.seed}:"
+            if entry is None:
+                say(f"{what} runs in {source.place(job)}")
+                options = {"device": device, "data_root": data_root, "command": command}
+                entry = _run(job, source.place(job), **options, show_progress=show_progress)
+                found[index] = entry
+            say(f"{what} {_HOW[entry.source]} {entry.place}{entry.error and f': {entry.error}'}")
+            filled = _filled(table, [*zip(jobs, found, strict=True), *others])
+            write(filled, out)
+    return filled
+
+
+_HOW = {"run": "done in", "reused": "reused from", "committed": "taken from", "failed": "failed in"}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One run that a table consists of."""
+
+    row: Row
+    recipe: Recipe
+    seed: int
+
+    def entry(self, place: Path, source: str, **rest: Any) -> Entry:
+        return Entry(self.row.label, self.seed, place, source, **rest)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where finished runs of a table are looked for."""
+
+    table: Table
+    out: Path
+    committed: Path
+
+    def place(self, job: _Job) -> Path:
+        return self.out / job.row.label / f"seed-{job.seed}"
+
+    def at_hand(self, job: _Job) -> Entry | None:
+        """A finished run of this very job; a damaged one counts as failed and is left alone."""
+        place = self.place(job)
+        try:
+            held = folder.look(folder.usable(place))
+            if held is not None:
+                if not held.done or held.differences(job.recipe, job.seed):
+                    return None
+                files.verify(place)
+                return job.entry(place, "reused", results=held.results)
+        except Damaged as error:
+            return job.entry(place, "failed", error=str(error))
+        place = self.committed / self.table.name / job.row.label / f"seed-{job.seed}"
+        held = folder.look(place)
+        if held is None or not held.says_done or held.differences(job.recipe, job.seed):
+            return None
+        return job.entry(place, "committed", results=held.results)
+
+    def others(
+        self, jobs: Sequence[_Job], sets: Sequence[str], seeds: int
+    ) -> list[tuple[_Job, Entry]]:
+        """The finished runs of rows that are not among the jobs, with the same changes."""
+        taken = {job.row.label for job in jobs}
+        found = []
+        for row in self.table.rows:
+            try:
+                recipe = made(row, sets)
+            except BadInput:  # a row that does not have these keys was not asked for
+                continue
+            for seed in range(seeds if row.label not in taken else 0):
+                job = _Job(row, recipe, seed)
+                entry = self.at_hand(job)
+                if entry is not None and entry.results is not None:
+                    found.append((job, entry))
+        return found
+
+
+def _filled(table: Table, found: Sequence[tuple[_Job, Entry | None]]) -> Filled:
+    """What is known now, in the table's order; rows without any run are left out."""
+    known = [(job, entry) for job, entry in found if entry is not None]
+    order = [row.label for row in table.rows]
+    known.sort(key=lambda pair: (order.index(pair[0].row.label), pair[0].seed))
+    recipes = {job.row.label: job.recipe for job, _ in known}
+    return Filled(table, recipes, tuple(entry for _, entry in known))
+
+
+def _run(job: _Job, place: Path, **options: Any) -> Entry:
+    """One run; whatever it fails of becomes a sentence, so that the other runs still come."""
+    from overt.recipes import running
+
+    begun = folder.look(place) is not None
+    try:
+        results = running.run(job.recipe, place, seed=job.seed, resume=begun, **options)
+    except Stopped:
+        raise
+    except (BadInput, Damaged, Failed) as error:
+        return job.entry(place, "failed", error=str(error))
+    except Exception as error:
+        if os.environ.get("OVERT_TRACEBACK"):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        why = f"a defect in overt: {said} (OVERT_TRACEBACK=1 shows where)"
+        return job.entry(place, "failed", error=why)
+    return job.entry(place, "run", results=results)
