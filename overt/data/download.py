@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
-from urllib.error import HTTPError, URLError
+from typing import Any, Protocol, runtime_checkable
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -35,6 +35,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, UnicodeError)
 
 Progress = Callable[[int, int | None], None]
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Anything that bytes can be read from, a piece at a time."""
+
+    def read(self, count: int, /) -> bytes: ...
 
 
 def download(
@@ -71,7 +78,9 @@ def download(
             if problem.code < 500 and problem.code not in (408, 429):
                 raise Failed(f"{url} answers {problem.code} {problem.reason}.") from problem
             reason = f"{problem.code} {problem.reason}"
-        except (URLError, HTTPException, TimeoutError, ConnectionError) as problem:
+        except (OSError, HTTPException) as problem:
+            if getattr(problem, "errno", None) in (*FULL, errno.EACCES, errno.EPERM, errno.EROFS):
+                raise Failed(f"{part} could not be written: {problem}.") from problem
             reason = str(getattr(problem, "reason", problem)) or type(problem).__name__
         fruitless = 0 if _size(part) > before else fruitless + 1
         if fruitless >= tries:
@@ -156,7 +165,7 @@ def _fetch(url: str, part: Path, on_progress: Progress | None) -> bool:
         total = have + int(length) if length and length.isdigit() else None
         with open(part, "ab" if have else "wb") as file:
             for piece in _pieces(answer):
-                _write(file, piece, part)
+                file.write(piece)
                 have += len(piece)
                 if on_progress is not None:
                     on_progress(have, total)
@@ -171,18 +180,9 @@ def _goes_on(answer: Any, have: int) -> bool:
     return answer.status == 206 and place is not None and int(place[1]) == have
 
 
-def _pieces(stream: Any) -> Iterator[bytes]:
+def _pieces(stream: Stream) -> Iterator[bytes]:
     while piece := stream.read(CHUNK):
         yield piece
-
-
-def _write(file: IO[bytes], piece: bytes, path: Path) -> None:
-    try:
-        file.write(piece)
-    except OSError as problem:
-        if problem.errno in FULL:
-            raise Failed(f"{path} could not be written: {problem.strerror}.") from problem
-        raise
 
 
 def _size(path: Path) -> int:
@@ -216,7 +216,7 @@ def _unpack(archive: Path, folder: Path, most_bytes: int) -> list[str]:
     return names
 
 
-def _copy(stream: IO[bytes], target: Path, most: int) -> int:
+def _copy(stream: Stream, target: Path, most: int) -> int:
     """Copy by what really comes out, since a header can lie about sizes."""
     done = 0
     with open(target, "xb") as file:
@@ -228,7 +228,7 @@ def _copy(stream: IO[bytes], target: Path, most: int) -> int:
     return done
 
 
-def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
+def _members(archive: Path) -> Iterator[tuple[str, Stream | None]]:
     """Each member's name, and its bytes or None for a folder."""
     if not archive.is_file():
         raise Damaged(f"{archive} is missing.")
@@ -240,7 +240,7 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
             yield from _tar_members(opened)
 
 
-def _zip_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes] | None]]:
+def _zip_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, Stream | None]]:
     for member in archive.infolist():
         safe_join(Path(), member.orig_filename)  # zipfile cuts a name at its first NUL
         kind = stat.S_IFMT(member.external_attr >> 16)
@@ -258,7 +258,7 @@ def _zip_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes] | No
                 raise BadInput(f"{member.filename!r}: {problem}.") from problem
 
 
-def _tar_members(archive: tarfile.TarFile) -> Iterator[tuple[str, IO[bytes] | None]]:
+def _tar_members(archive: tarfile.TarFile) -> Iterator[tuple[str, Stream | None]]:
     for member in archive:
         if member.isdir():
             if PurePosixPath(member.name).parts:  # "." is the folder itself

@@ -79,7 +79,7 @@ class EasyVqa:
         found = read_questions(self._folder, self.classes)
         self._rows = _rows(self.split, found, validation)
         self._questions = [found[row] for row in self._rows]
-        self.reader = reader or self._vocabulary()
+        self.reader = reader or self._vocabulary(found)
         self._read: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
         self._pictures: dict[int, Photo] = {}
 
@@ -135,8 +135,9 @@ class EasyVqa:
             self._pictures[number] = picture
         return self._pictures[number]
 
-    def _vocabulary(self) -> Vocabulary:
-        found = read_questions(self._whole / "train", self.classes)
+    def _vocabulary(self, found: list[Question]) -> Vocabulary:
+        if self.split is Split.TEST:
+            found = read_questions(self._whole / "train", self.classes)
         rows = _rows(Split.TRAIN, found, self._validation)
         return Vocabulary.build([word for word, _, _ in tokenize(found[row][0])] for row in rows)
 

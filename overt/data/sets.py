@@ -8,13 +8,12 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from overt.data.download import Progress, download, extract, matches
-from overt.errors import BadInput, Damaged, Failed
+from overt.errors import BadInput, Damaged
 from overt.files import lock
 
 Look = Callable[[Path], Iterator[str]]
@@ -109,7 +108,7 @@ def prepare(root: Path, name: str, on_progress: Progress | None = None) -> str:
     chosen = find(name)
     if not check(root, name):
         return f"{name} is ready{'' if name in PROGRAMS else f' in {root}'}."
-    if chosen.archive is None and not all(file.url for file in chosen.files):
+    if chosen.archive is None and not (chosen.files and all(file.url for file in chosen.files)):
         raise BadInput(f"{name} cannot be fetched by a program. {chosen.how}")
     return fetch(root, chosen, on_progress)
 
@@ -117,32 +116,25 @@ def prepare(root: Path, name: str, on_progress: Progress | None = None) -> str:
 def fetch(root: Path, chosen: DataSet, on_progress: Progress | None = None) -> str:
     """Download a data set below `root`; its files appear there only when all of them are right."""
     work = root / DOWNLOADS / chosen.name
-    with ExitStack() as stack:
-        stack.enter_context(lock(work))
-        unpacked = work / "unpacked"
-        shutil.rmtree(unpacked, ignore_errors=True)
+    ready = work / "ready"
+    with lock(work):
         if chosen.archive is not None:
             path = work / chosen.archive.url.rsplit("/", 1)[-1]
             download(chosen.archive.url, path, chosen.archive.checksum, on_progress)
-            extract(path, unpacked)
-        else:
-            for file in chosen.files:
-                assert file.url is not None
-                download(file.url, unpacked / file.path, file.checksum, on_progress)
+            shutil.rmtree(ready, ignore_errors=True)
+            extract(path, ready)
         for file in chosen.files:
-            if not (unpacked / file.path).is_file():
+            if file.url is not None:
+                download(file.url, ready / file.path, file.checksum, on_progress)
+            if not (ready / file.path).is_file():
                 raise Damaged(f"{chosen.page}: what was fetched has no {file.path}.")
-            problems = list(_check_file(unpacked / file.path, file, chosen))
-            if problems:
-                raise Damaged(problems[0])
+            for problem in _check_file(ready / file.path, file, chosen):
+                raise Damaged(f"What was fetched is not right: {problem}")
         for file in chosen.files:
             target = root / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(unpacked / file.path, target)
-    shutil.rmtree(work, ignore_errors=True)
-    left = check(root, chosen.name) if chosen in SETS else []
-    if left:
-        raise Failed(f"{chosen.name} was fetched but is not right: {left[0]}")
+            os.replace(ready / file.path, target)
+        shutil.rmtree(work, ignore_errors=True)
     return f"{chosen.name} was fetched into {root}."
 
 

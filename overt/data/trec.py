@@ -82,7 +82,9 @@ class Trec:
         found = read_questions(self._path, records or OFFICIAL[self._path.name])
         self._rows = [int(row) for row in rows_of(self.split, len(found), validation)]
         self._questions = [found[row] for row in self._rows]
-        self.reader = reader or _vocabulary(root, records, minimum, validation)
+        if self.split is Split.TEST and reader is None:
+            found = read_questions(root / FOLDER / TRAIN_FILE, records or OFFICIAL[TRAIN_FILE])
+        self.reader = reader or _vocabulary(found, minimum, validation)
         self._read = [self.reader.read(text) for _, text in self._questions]
 
     def __len__(self) -> int:
@@ -117,9 +119,8 @@ class Trec:
         return self.classes.index(label if self.kind is Labels.FINE else label.partition(":")[0])
 
 
-def _vocabulary(root: Path, records: int | None, minimum: int, validation: int) -> Vocabulary:
+def _vocabulary(train: Sequence[tuple[str, str]], minimum: int, validation: int) -> Vocabulary:
     """The words of the training part without what is held out."""
-    found = read_questions(root / FOLDER / TRAIN_FILE, records or OFFICIAL[TRAIN_FILE])
-    rows = rows_of(Split.TRAIN, len(found), validation)
-    words = ([word for word, _, _ in tokenize(found[row][1])] for row in rows)
+    rows = rows_of(Split.TRAIN, len(train), validation)
+    words = ([word for word, _, _ in tokenize(train[row][1])] for row in rows)
     return Vocabulary.build(words, minimum)
