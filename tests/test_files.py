@@ -232,6 +232,7 @@ def test_at_every_fault_the_previous_copy_stays(tmp_path, monkeypatch, module, c
                 told = str(error)
         if told:
             assert re.search(rf"{folder}\S* \(\d+ bytes\): No space left", told)
+            assert ever_after or names(tmp_path) == ["c"]
             assert load(folder) in ((1, 2) if ever_after else (1,))
         else:  # the new copy was in place, and only the clearing away of the old one failed
             assert load(folder) == 2
@@ -503,6 +504,19 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path, name):
         files.seal(tmp_path / "c", [name])
 
 
+def test_a_link_in_place_of_a_file_is_not_followed(tmp_path):
+    with files.writing(tmp_path / "c") as folder:
+        (folder / "file").write_text("text")
+    (tmp_path / "xy").write_text("text")
+    (tmp_path / "c" / "file").unlink()
+    (tmp_path / "c" / "file").symlink_to("../xy")
+    manifest = json.loads((tmp_path / "c" / files.MANIFEST).read_text())
+    manifest["files"]["file"]["size"] = len("../xy")  # what the link itself measures
+    (tmp_path / "c" / files.MANIFEST).write_text(files._render(manifest))
+    with pytest.raises(Damaged, match="is a link"):
+        files.verify(tmp_path / "c")
+
+
 def test_a_linked_subfolder_is_not_followed(tmp_path):
     save(tmp_path / "c")
     (tmp_path / "c" / "extra").rename(tmp_path / "extra")
@@ -747,6 +761,13 @@ def test_prune_keeps_the_newest(tmp_path):
         files.prune(tmp_path, "step-", 0)
 
 
+def test_what_is_plainly_broken_does_not_count_among_the_kept(tmp_path):
+    for step in range(4):
+        save(tmp_path / f"step-{step}", step)
+    (tmp_path / "step-3" / "state.json").write_text("")
+    assert files.prune(tmp_path, "step-", 2) == [tmp_path / "step-0"]
+
+
 @pytest.mark.parametrize("seen", ["size", "content"])
 def test_prune_never_removes_the_only_whole_one(tmp_path, seen):
     for step in range(5):
@@ -766,11 +787,12 @@ def test_sweep_clears_the_dead_and_spares_the_living(tmp_path):
     outcome(dead)
     living = held_by_child(tmp_path / "elsewhere")
     try:
-        unborn = forked(lambda: None)
-        os.waitid(os.P_PID, unborn, os.WEXITED | os.WNOWAIT)  # a zombie: dead, but still listed
+        zombie = forked(lambda: None)
+        os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)  # dead, but still listed
+        began = int(Path(f"/proc/{zombie}/stat").read_text().rpartition(")")[2].split()[19])
         gone = [
             leftover(folder, "tmp", pid=dead, start=5),
-            leftover(folder, "tmp", pid=unborn, start=5),
+            leftover(folder, "tmp", pid=zombie, start=began),
             leftover(folder, "tmp", pid=living, start=5),  # its number now belongs to another
             leftover(folder, "tmp", pid=os.getpid()),  # ours, and no longer in use
         ]
@@ -787,7 +809,7 @@ def test_sweep_clears_the_dead_and_spares_the_living(tmp_path):
             assert sorted(files.sweep(tmp_path)) == sorted(gone)
             assert temporary.exists()
         assert names(tmp_path) == sorted(["d", "elsewhere", *(path.name for path in spared)])
-        outcome(unborn)
+        outcome(zombie)
     finally:
         kill(living)
     files.sweep(tmp_path)
@@ -846,10 +868,18 @@ def test_an_orphaned_worker_does_not_keep_its_dead_parents_lock(tmp_path):
 
 
 def test_a_forked_worker_that_ends_does_not_end_its_parents_lock(tmp_path):
-    with files.lock(tmp_path / "run"):
-        outcome(forked(lambda: None))
-        child = forked(lambda: files.lock(tmp_path / "run").__enter__())
-        assert outcome(child) == 1
+    try:
+        with files.lock(tmp_path):
+            child = os.fork()
+            if child == 0:
+                raise SystemExit
+            assert outcome(child) == 0
+            with pytest.raises(BadInput, match=f"process {os.getpid()} "), files.lock(tmp_path):
+                pytest.fail("held twice")
+    except SystemExit:
+        os._exit(0)
+    except OSError:
+        os._exit(1)
 
 
 def test_a_lock_that_is_a_link_is_refused(tmp_path):
