@@ -139,8 +139,9 @@ def newest(parent: Path, prefix: str) -> tuple[Path | None, list[Path]]:
 def prune(parent: Path, prefix: str, keep: int) -> list[Path]:
     """Remove the folders called `prefix...` that are older than the newest `keep`; return them.
 
-    Folders whose manifest or sizes are wrong do not count among the kept, and nothing at all is
-    removed unless at least one that stays passes `verify`.
+    Folders whose manifest or sizes are wrong do not count among the kept, nothing at all is
+    removed unless at least one that stays passes `verify`, and a folder is left alone when it
+    holds files that its manifest does not list.
     """
     if keep < 1:
         raise BadInput(
@@ -150,7 +151,7 @@ def prune(parent: Path, prefix: str, keep: int) -> list[Path]:
     old: list[Path] = []
     for folder in _candidates(parent, prefix):
         if len(kept) >= keep:
-            old.append(folder)
+            old += [folder] if _ours(folder) else []
         elif _looks_whole(folder):
             kept.append(folder)
     if not old or not any(is_whole(folder) for folder in kept):
@@ -538,13 +539,7 @@ def _install(temporary: Path, folder: Path) -> None:
 
 def _dismiss(aside: Path, folder: Path) -> None:
     """Delete a replaced folder, or keep it under a visible name where it holds files not ours."""
-    try:
-        found = _scan(aside)
-        listed = _read_manifest(aside, found)["files"] if found else {}
-        ours = found.keys() <= {MANIFEST, _LOCK, *listed}
-    except (Damaged, OSError):
-        ours = False
-    if ours:
+    if _ours(aside):
         _discard(aside, folder.name)
         return
     for number in itertools.count(1):
@@ -553,6 +548,16 @@ def _dismiss(aside: Path, folder: Path) -> None:
             with suppress(OSError):
                 os.replace(aside, kept)
             return
+
+
+def _ours(folder: Path) -> bool:
+    """Whether a folder may be deleted: it holds nothing but what its manifest lists."""
+    try:
+        found = _scan(folder)
+        listed = _read_manifest(folder, found)["files"] if found else {}
+    except (Damaged, OSError):
+        return False
+    return found.keys() <= {MANIFEST, _LOCK, *listed}
 
 
 def _discard(path: Path, name: str = "") -> None:
