@@ -57,7 +57,7 @@ def open_records(
     """
     length = len(limits) + PIXELS
     if not path.is_file():
-        raise BadInput(f"{path} is missing; `overt data` says how to get it.")
+        raise BadInput(f"{path} is missing; `overt data list` says how to get it.")
     size = path.stat().st_size
     if size != records * length:
         raise Damaged(

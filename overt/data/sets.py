@@ -104,10 +104,16 @@ def check(root: Path, name: str) -> list[str]:
 
 
 def prepare(root: Path, name: str, on_progress: Progress | None = None) -> str:
-    """Get a data set and say in a sentence what was done; one that is there and right is kept."""
+    """Get a data set and say in a sentence what was done; one that is there and right is kept.
+
+    Scenes are made, in the number that recipes want by default, and kept in the cache.
+    """
     chosen = find(name)
+    if name == "scenes":
+        return _make_scenes(on_progress)
     if not check(root, name):
-        return f"{name} is ready{'' if name in PROGRAMS else f' in {root}'}."
+        where = easyvqa_folder(root) if name == "easyvqa" else root
+        return f"{name} is ready in {where}."
     if chosen.archive is None and not (chosen.files and all(file.url for file in chosen.files)):
         raise BadInput(f"{name} cannot be fetched by a program. {chosen.how}")
     return fetch(root, chosen, on_progress)
@@ -233,6 +239,14 @@ def _check_easyvqa(root: Path) -> list[str]:
     return problems
 
 
+def _make_scenes(on_progress: Progress | None) -> str:
+    from overt.data.scenes.store import Scenes, default_cache
+
+    for split, count in SCENES.items():
+        Scenes(split, SCENES_SEED, count, on_progress=on_progress)
+    return f"scenes are ready in {default_cache()}: {sum(SCENES.values())} of them."
+
+
 def _cifar(name: str, sha1: str, limits: tuple[int, ...], records: int) -> File:
     size = records * (len(limits) + CIFAR_PIXELS)
     look = partial(_check_records, limits=limits, records=records)
@@ -257,6 +271,8 @@ CIFAR_SHA1 = {
     "data_batch_5": "26e2849e66a845b7f1e4614ae70f4889ae604628",
     "test_batch": "67eb016db431130d61cd03c7ad570b013799c88c",
 }
+SCENES = {"train": 4000, "val": 200, "test": 500}  # as many as a recipe wants by default
+SCENES_SEED = 1
 PROGRAMS = ("scenes", "easyvqa")  # nothing of theirs lies below the root
 
 SETS: tuple[DataSet, ...] = (
@@ -265,14 +281,15 @@ SETS: tuple[DataSet, ...] = (
         what="questions about drawn scenes whose deciding evidence is known by intervention",
         page="made by overt itself",
         licence="that of overt",
-        how="Nothing to get: a scene follows from its split, seed and index.",
+        how="Nothing to get: scenes are made when they are wanted; `overt data prepare scenes` "
+        "makes them now.",
     ),
     DataSet(
         name="cifar10",
         what="60,000 pictures of 32 x 32 pixels in 10 classes",
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         licence="no licence stated; cite Krizhevsky 2009",
-        how="`overt data get cifar10` fetches the binary version (170 MB).",
+        how="`overt data prepare cifar10` fetches the binary version (170 MB).",
         files=tuple(
             _cifar(f"cifar-10-batches-bin/{stem}.bin", sha1, (10,), 10_000)
             for stem, sha1 in CIFAR_SHA1.items()
@@ -287,7 +304,7 @@ SETS: tuple[DataSet, ...] = (
         what="60,000 pictures of 32 x 32 pixels in 100 fine and 20 coarse classes",
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         licence="no licence stated; cite Krizhevsky 2009",
-        how="`overt data get cifar100` fetches the binary version (161 MB).",
+        how="`overt data prepare cifar100` fetches the binary version (161 MB).",
         files=(
             _cifar(
                 "cifar-100-binary/train.bin",
@@ -312,7 +329,7 @@ SETS: tuple[DataSet, ...] = (
         what="5,952 questions in 6 coarse and 50 fine classes",
         page="https://cogcomp.seas.upenn.edu/Data/QA/QC/",
         licence="no licence stated; cite Li and Roth 2002",
-        how="`overt data get trec6` fetches the two files (0.4 MB).",
+        how="`overt data prepare trec6` fetches the two files (0.4 MB).",
         files=(
             _trec(
                 "train_5500.label",

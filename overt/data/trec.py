@@ -44,7 +44,7 @@ def read_questions(path: Path, records: int) -> list[tuple[str, str]]:
     names the file and the line.
     """
     if not path.is_file():
-        raise BadInput(f"{path} is missing; `overt data` says how to get it.")
+        raise BadInput(f"{path} is missing; `overt data list` says how to get it.")
     lines = path.read_bytes().decode("iso-8859-1").split("\n")
     questions = []
     for number, line in enumerate(lines[:-1], start=1):

@@ -158,9 +158,16 @@ def test_a_set_no_program_can_fetch_says_how(tmp_path):
         sets.prepare(tmp_path, "flickr8k")
 
 
-def test_scenes_are_always_ready(tmp_path):
+def test_scenes_are_made_and_kept(tmp_path, monkeypatch):
     assert sets.check(tmp_path, "scenes") == []
-    assert "ready" in sets.prepare(tmp_path, "scenes")
+    monkeypatch.setenv("OVERT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sets, "SCENES", {"train": 3, "val": 2})
+    heard: list[int] = []
+    assert "5 of them" in sets.prepare(tmp_path, "scenes", lambda done, total: heard.append(done))
+    assert heard
+    heard.clear()
+    sets.prepare(tmp_path, "scenes", lambda done, total: heard.append(done))
+    assert not heard
 
 
 def test_easyvqa_says_what_to_install(tmp_path, monkeypatch):
