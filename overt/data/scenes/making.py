@@ -127,7 +127,7 @@ def main(text: str) -> None:
     wanted = Wanted(**(job["wanted"] | {"families": tuple(job["wanted"]["families"])}))
     before = 0
     for done in _steps(Path(job["folder"]), wanted, job["start"], job["stop"]):
-        print(done - before, flush=True)
+        os.write(1, b"%d\n" % (done - before))  # in one piece: all workers share the pipe
         before = done
 
 

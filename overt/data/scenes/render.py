@@ -71,7 +71,7 @@ def boxes_of(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
         line = np.asarray(masks.any(axis=axis))
         boxes[:, low] = line.argmax(axis=1)
         boxes[:, high] = line.shape[1] - line[:, ::-1].argmax(axis=1)
-    boxes[~masks.reshape(len(masks), -1).any(axis=1)] = 0
+        boxes[~line.any(axis=1)] = 0
     return boxes
 
 

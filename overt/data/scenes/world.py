@@ -107,7 +107,7 @@ class Dice:
             self._left = self.rng.random(self.block).tolist()
         return self._left.pop()
 
-    def uniform(self, low: float, high: float) -> float:
+    def uniform(self, low: float | int, high: float | int) -> float:
         """A number in [low, high)."""
         return low + (high - low) * self.random()
 
@@ -161,22 +161,22 @@ def background(dice: Dice) -> Background:
     level = dice.uniform(45.0, 115.0)
     near, far = (
         (
-            level + dice.uniform(-22, 22),
-            level + dice.uniform(-22, 22),
-            level + dice.uniform(-22, 22),
+            level + dice.uniform(-22.0, 22.0),
+            level + dice.uniform(-22.0, 22.0),
+            level + dice.uniform(-22.0, 22.0),
         )
         for _ in range(2)
     )
-    wave = (dice.uniform(-6, 6), dice.uniform(-6, 6), dice.random())
+    wave = (dice.uniform(-6.0, 6.0), dice.uniform(-6.0, 6.0), dice.random())
     strokes = tuple(stroke(dice) for _ in range(6 + dice.below(9)))
     grain_seed = int(dice.random() * 2**48)
-    return Background(near, far, wave, dice.uniform(8, 20), grain_seed, strokes)
+    return Background(near, far, wave, dice.uniform(8.0, 20.0), grain_seed, strokes)
 
 
 def stroke(dice: Dice) -> Stroke:
     """A short stroke, or a speck one time in three."""
     long = 0.006 if dice.random() < 1 / 3 else dice.uniform(0.03, 0.12)
-    slant, turn = dice.uniform(-1, 1), dice.random() < 0.5
+    slant, turn = dice.uniform(-1.0, 1.0), dice.random() < 0.5
     dx, dy = (long, long * slant) if turn else (long * slant, long)
     x, y = dice.uniform(0.01, 0.99), dice.uniform(0.01, 0.99)
     return Stroke(x, y, dx, dy, dice.below(256), dice.below(256), dice.below(256))
