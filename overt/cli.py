@@ -11,11 +11,16 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from overt.errors import BadInput, Damaged, Failed, Stopped
+
+if TYPE_CHECKING:
+    from typer import Context
+else:  # what is passed in is not typer's own class but the one below it
+    Context = typer.Context.__mro__[1]
 
 
 def _plain() -> bool:
@@ -49,14 +54,18 @@ def _complete_table(incomplete: str) -> list[str]:
     return [name for name in tables() if name.startswith(incomplete)]
 
 
-def _complete_set(context: typer.Context, incomplete: str) -> list[str]:
-    from overt.recipes import find, settings
+def _complete_set(context: Context, incomplete: str) -> list[str]:
+    """The keys of the recipe, or of the table's first recipe, that stands before on the line."""
+    from overt.recipes import recipes, settings
+    from overt.recipes.tables import tables
 
-    try:
-        recipe = find(context.params.get("recipe") or "")
-    except BadInput:
-        return []
-    return [f"{key}=" for key in settings.flatten(recipe) if key.startswith(incomplete)]
+    makers = {**{name: table.rows[0].recipe for name, table in tables().items()}, **recipes()}
+    words = [context.params.get("recipe"), context.params.get("name"), *context.args]
+    for word in words:
+        if word in makers:
+            keys = settings.flatten(makers[word]())
+            return [f"{key}=" for key in keys if key.startswith(incomplete)]
+    return []
 
 
 def _complete_data(incomplete: str) -> list[str]:
@@ -86,17 +95,18 @@ Rows = Annotated[
 # The commands
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         from overt import __version__
 
         print(f"overt {__version__}")
         raise typer.Exit()
+    return wanted
 
 
 @app.callback(invoke_without_command=True)
 def _start(
-    context: typer.Context,
+    context: Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -136,7 +146,7 @@ def list_(
 
 @app.command()
 def run(
-    context: typer.Context,
+    context: Context,
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", autocompletion=_complete_recipe)],
     out: Annotated[Path, typer.Option(help="The folder of the run; made if it is not there.")],
     seed: Seed = 0,
@@ -180,7 +190,7 @@ def run(
 
 @app.command()
 def table(
-    context: typer.Context,
+    context: Context,
     name: Annotated[str, typer.Argument(metavar="TABLE", autocompletion=_complete_table)],
     out: Annotated[Path, typer.Option(help="The folder of the table, with a folder a run.")],
     rows: Rows = None,
@@ -226,7 +236,7 @@ def table(
 
 @app.command()
 def demo(
-    context: typer.Context,
+    context: Context,
     out: Annotated[Path, typer.Option(help="The folder of the demo.")] = Path("runs/demo"),
     rows: Rows = None,
     seed: Seed = 0,
@@ -265,8 +275,11 @@ def doctor(
     data: Data = None,
 ) -> None:
     """Say what is here and what is missing, or what is wrong with a run folder."""
+    from overt.recipes import checks
     from overt.recipes import doctor as examine
 
+    if data is not None:
+        checks.data_root(data)
     findings = examine.run_folder(run) if run is not None else examine.machine(data)
     lines = [[one.what, one.found, one.advice] for one in findings]
     _print(f"{run}" if run else "This machine", ["what", "found", "to do"], lines)
@@ -277,7 +290,7 @@ def doctor(
 
 
 @data_app.callback(invoke_without_command=True)
-def _data(context: typer.Context) -> None:
+def _data(context: Context) -> None:
     if context.invoked_subcommand is None:
         list_data(None)
 
@@ -354,7 +367,7 @@ def _one_process(command: str) -> None:
         )
 
 
-def _command(context: typer.Context) -> list[str]:
+def _command(context: Context) -> list[str]:
     """The command line as it was given, for the record."""
     given = context.find_root().obj
     return ["overt", *given] if isinstance(given, list) else ["overt"]
@@ -478,6 +491,8 @@ def _invoke(given: list[str]) -> int:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None
         raise
+    if result == 130:  # how typer passes Ctrl-C on
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 
@@ -486,12 +501,19 @@ def _end(error: BaseException) -> int:
     code, sentence = _verdict(error)
     if sentence and sys.stderr is not None:
         with suppress(OSError):
-            print(f"overt: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+            print(f"overt: {_one_line(sentence)}", file=sys.stderr, flush=True)
     if isinstance(error, OSError) and sys.stdout is not None:
         # What is still in the buffer cannot be written; without this, Python complains at its end.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+def _one_line(text: str) -> str:
+    """The text on one line that no terminal takes for anything but text."""
+    line = " ".join(text.split())
+    line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)
+    return line if len(line) <= 2000 else line[:1997] + "..."
 
 
 def _usage(error: Any) -> str:

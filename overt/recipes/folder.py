@@ -1,5 +1,6 @@
 """What a run folder holds, and whether a run may have it: asked before heavy imports."""
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -145,5 +146,12 @@ def strangers(folder: Path) -> list[str]:
 
 def try_writing(out: Path) -> None:
     """Make the folder and hold it for a moment: no permission, or another process, shows now."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise BadInput(
+                f"{out} cannot be made: {error.strerror}; choose another folder for --out."
+            ) from None
     with files.lock(out):
         pass

@@ -8,6 +8,7 @@ number. Nothing here imports torch, so that a typing mistake is answered at once
 import dataclasses
 import difflib
 import math
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -24,10 +25,9 @@ _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _LARGEST = 2**31 - 1
 # Ranges of the names that every recipe uses; a field's own metadata comes first.
 _RANGES: dict[str, Bounds] = {
-    **dict.fromkeys(
-        ("limit", "epochs", "steps", "batch", "accumulate", "save_every"), (1, math.inf)
-    ),
-    **dict.fromkeys(("patience", "workers", "rate", "decay", "weight"), (0, math.inf)),
+    **dict.fromkeys(("epochs", "steps", "batch", "accumulate", "save_every"), (1, math.inf)),
+    **dict.fromkeys(("limit", "train", "val", "test", "size", "heads", "glimpses"), (1, math.inf)),
+    **dict.fromkeys(("patience", "workers", "rate", "decay", "weight", "world"), (0, math.inf)),
     **dict.fromkeys(("warmup", "dropout", "share"), (0, 1)),
     # What is more than zero, but need not be whole: a width may be a factor.
     **dict.fromkeys(("width", "clip"), (math.ulp(0.0), math.inf)),
@@ -224,7 +224,8 @@ def _parsed_as(kind: Any, text: str, bounds: Bounds) -> Any:
 
 
 def _within(number: int | float, bounds: Bounds) -> int | float:
-    if not bounds[0] <= number <= bounds[1] or not abs(number) <= _LARGEST:  # NaN is neither
+    largest = _LARGEST if isinstance(number, int) else sys.float_info.max
+    if not bounds[0] <= number <= bounds[1] or not abs(number) <= largest:  # NaN is neither
         raise ValueError(number)
     return number
 

@@ -188,7 +188,7 @@ toys = st.builds(
     model=st.builds(
         Model,
         width=st.floats(0, 1e9, exclude_min=True),
-        head=st.builds(Head, heads=st.integers(-9, 9), score=st.none() | st.sampled_from(Score)),
+        head=st.builds(Head, heads=st.integers(1, 9), score=st.none() | st.sampled_from(Score)),
         sizes=st.lists(st.integers(-9, 9)).map(tuple),
         scores=st.lists(st.sampled_from(Score)).map(tuple),
         either=st.integers(0, 9) | st.just("auto"),
