@@ -1,0 +1,89 @@
+import math
+import warnings
+
+import pytest
+import scipy.spatial.distance
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overt.attention import AttentionMap, Form, Kind, words
+from overt.measure import js, kl, spearman
+from overt.measure.agreement import average_ranks, correlation
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
+def test_spearman_agrees_with_scipy_row_by_row(k, levels, seed):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 2**levels, (2, 6, k), generator=generator).float()
+    seen = torch.rand(2, 6, k, generator=generator) > 0.2
+    ours, theirs = (AttentionMap.from_cells(values[side], words(k), seen[side]) for side in (0, 1))
+    found = spearman(ours, theirs)
+    for b in range(6):
+        both = seen[0, b] & seen[1, b]
+        first, second = values[0, b][both].numpy(), values[1, b][both].numpy()
+        if len(first) < 2:
+            assert found[b].isnan()
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # scipy warns of constant rows
+            expected = scipy.stats.spearmanr(first, second).statistic
+        assert float(found[b]) == pytest.approx(float(expected), abs=1e-6, nan_ok=True)
+
+
+def test_ranks_agree_with_scipy(generator):
+    values = torch.randint(0, 5, (8, 11), generator=generator).double()
+    seen = torch.rand(8, 11, generator=generator) > 0.3
+    ranks = average_ranks(values, seen)
+    for b in range(8):
+        expected = scipy.stats.rankdata(values[b][seen[b]].numpy())
+        assert ranks[b][seen[b]].tolist() == expected.tolist()
+        assert (ranks[b][~seen[b]] == 0).all()
+
+
+def test_spearman_asks_for_order_alone(generator):
+    """The same map, its logarithm, its square and a signed copy of it all agree perfectly."""
+    values = torch.rand(4, 1, 1, 1, 9, generator=generator)
+    truth = AttentionMap(values, words(9), kind=Kind.AMOUNT)
+    for other in (
+        AttentionMap(values.log(), words(9), kind=Kind.AMOUNT, form=Form.LOG),
+        AttentionMap(values.square(), words(9), kind=Kind.AMOUNT),
+        AttentionMap(values - 0.5, words(9), kind=Kind.SIGNED),
+    ):
+        torch.testing.assert_close(spearman(other, truth), torch.ones(4))
+    opposite = AttentionMap(-values, words(9), kind=Kind.SIGNED)
+    torch.testing.assert_close(spearman(opposite, truth), -torch.ones(4))
+
+
+def test_correlation_agrees_with_scipy(generator):
+    values = torch.randn(2, 5, 7, generator=generator)
+    seen = torch.ones(5, 7, dtype=torch.bool)
+    seen[:, 5] = False
+    found = correlation(values[0], values[1], seen)
+    for b in range(5):
+        expected = scipy.stats.pearsonr(values[0, b][seen[b]], values[1, b][seen[b]]).statistic
+        assert float(found[b]) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_divergences_agree_with_scipy(generator):
+    weights = torch.rand(2, 10, 6, generator=generator)
+    weights[0, :, 2] = 0
+    weights[1, :5, 2] = 0
+    seen = torch.rand(10, 6, generator=generator) > 0.2
+    ours = AttentionMap.from_cells(weights[0], words(6))
+    theirs = AttentionMap.from_cells(weights[1], words(6), seen)
+    costs, apart = kl(ours, theirs), js(ours, theirs)
+    for b in range(10):
+        p, q = weights[1, b][seen[b]].double().numpy(), weights[0, b][seen[b]].double().numpy()
+        assert float(costs[b]) == pytest.approx(scipy.stats.entropy(p, q), abs=1e-6)
+        expected = scipy.spatial.distance.jensenshannon(p, q) ** 2
+        assert float(apart[b]) == pytest.approx(expected, abs=1e-6)
+    assert costs[5:][seen[5:, 2]].isinf().all(), "no weight on a cell of the truth"
+
+
+def test_divergences_by_hand():
+    one = AttentionMap.from_cells(torch.tensor([[1.0, 0.0], [2.0, 2.0]]), words(2))
+    two = AttentionMap.from_cells(torch.tensor([[0.0, 1.0], [5.0, 5.0]]), words(2))
+    torch.testing.assert_close(js(one, two), torch.tensor([math.log(2), 0.0]))
+    assert kl(one, two).tolist() == [math.inf, 0.0]

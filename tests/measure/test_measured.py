@@ -1,0 +1,118 @@
+import math
+
+import pytest
+import torch
+
+from overt import measure
+from overt.attention import AttentionMap, Kind, grid, words
+from overt.measure.measured import Measure, measured, row, rows, shares
+
+DECLARED = [
+    measure.pointing_game,
+    measure.mass_inside,
+    measure.spearman,
+    measure.kl,
+    measure.js,
+    measure.entropy,
+    measure.effective_support,
+    measure.deletion,
+    measure.insertion,
+    measure.flips,
+    measure.accuracy,
+    measure.soft_accuracy,
+    measure.chance,
+]
+PAIRS = DECLARED[:5]
+SINGLE = DECLARED[5:7]
+
+
+def test_the_decorator_sets_an_attribute_and_nothing_else():
+    def plain(x):
+        return x
+
+    made = measured("height", "cells", None, low=0.0)(plain)
+    assert made is plain
+    assert made.measure == Measure("height", "cells", None, 0.0, math.inf)
+
+
+@pytest.mark.parametrize("function", DECLARED, ids=lambda f: f.__name__)
+def test_every_measure_says_what_its_numbers_mean(function):
+    said = function.measure
+    assert said.name and said.unit and said.low < said.high
+    assert function.__doc__
+
+
+def test_all_public_measures_are_tested_here():
+    found = [getattr(measure, name) for name in measure.__all__]
+    assert {f for f in found if hasattr(f, "measure")} == set(DECLARED)
+
+
+def random_pair(b: int, k: int, generator, ties: bool) -> tuple[AttentionMap, AttentionMap]:
+    weights = torch.rand(2, b, k, generator=generator)
+    if ties:
+        weights = (weights * 3).round()
+    seen = torch.rand(2, b, k, generator=generator) > 0.2
+    weights[0, 0], weights[1, 1] = 0, 0  # one sample without attention, one without a truth
+    seen[0, 2] = False  # and one that may see nothing
+    first, second = (
+        AttentionMap.from_cells(weights[side], words(k), seen[side]).normalize() for side in (0, 1)
+    )
+    return first, second
+
+
+@pytest.mark.parametrize("ties", [True, False])
+@pytest.mark.parametrize("function", PAIRS + SINGLE, ids=lambda f: f.__name__)
+def test_one_number_a_sample_in_the_declared_range(function, ties, generator):
+    attention, truth = random_pair(40, 9, generator, ties)
+    maps = (attention, truth) if function in PAIRS else (attention,)
+    numbers = function(*maps)
+    assert numbers.shape == (40,) and numbers.dtype is torch.float32
+    without = [0, 1, 2] if function in PAIRS else [0, 2]
+    assert numbers[without].isnan().all()
+    defined = numbers[~numbers.isnan()]
+    assert len(defined) > 25
+    assert defined.min() >= function.measure.low and defined.max() <= function.measure.high
+
+    order = torch.randperm(40, generator=generator)
+    moved = function(*(one.select(order) for one in maps))
+    assert torch.equal(moved.nan_to_num(-9), numbers[order].nan_to_num(-9)), "samples stand alone"
+
+
+@pytest.mark.parametrize("function", PAIRS + SINGLE, ids=lambda f: f.__name__)
+def test_hidden_keys_do_not_count(function, generator):
+    """Padding a map with keys that nobody may see changes no number."""
+    weights = torch.rand(2, 6, 5, generator=generator)
+    junk = torch.rand(2, 6, 3, generator=generator)
+    seen = torch.ones(6, 8, dtype=torch.bool)
+    seen[:, 5:] = False
+    short = [AttentionMap.from_cells(weights[side], words(5)) for side in (0, 1)]
+    long = [
+        AttentionMap.from_cells(torch.cat([weights[side], junk[side]], dim=1), words(8), seen)
+        for side in (0, 1)
+    ]
+    count = 2 if function in PAIRS else 1
+    torch.testing.assert_close(function(*long[:count]), function(*short[:count]))
+
+
+@pytest.mark.parametrize("function", PAIRS + SINGLE, ids=lambda f: f.__name__)
+def test_several_rows_a_sample_are_refused_with_the_remedy(function):
+    many = AttentionMap(torch.rand(2, 3, 4, 1, 4), grid(2, 2), kind=Kind.AMOUNT)
+    maps = (many, many) if function in PAIRS else (many,)
+    with pytest.raises(ValueError, match=r"3 layers, 4 heads and 1 queries: take .*each_row\(\)"):
+        function(*maps)
+    spread = [one.each_row() for one in maps]
+    assert function(*spread).shape == (24,)
+
+
+def test_maps_of_other_sizes_do_not_compare():
+    one = AttentionMap.from_cells(torch.ones(2, 4), grid(2, 2))
+    two = AttentionMap.from_cells(torch.ones(2, 9), grid(3, 3))
+    with pytest.raises(ValueError, match=r"2 samples and 4 keys .* 2 samples and 9 keys"):
+        rows(one, two)
+
+
+def test_signed_weights_have_no_shares():
+    signed = AttentionMap(torch.randn(1, 1, 1, 1, 4), words(4), kind=Kind.SIGNED)
+    weights, _ = row(signed)
+    with pytest.raises(ValueError, match="no shares"):
+        shares(weights, signed.kind)
