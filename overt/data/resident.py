@@ -56,7 +56,7 @@ def crop_and_flip(
 ) -> Shaped[Tensor, "b 3 y x"]:
     """Each image shifted by up to `margin` pixels and mirrored half of the time.
 
-    The generator decides everything: the same state gives the same images on every device.
+    The generator decides everything: the same state gives the same images.
     """
     return move(images, draw(len(images), generator, margin))
 
