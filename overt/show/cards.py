@@ -18,6 +18,7 @@ from PIL import Image
 from overt.geometry import PixelGeometry
 from overt.show.overlay import (
     PLAIN,
+    Point,
     Style,
     colour_table,
     heat,
@@ -253,7 +254,7 @@ def _view(run: int, sample: Sample, drawn: bytes) -> View:
     )
 
 
-def path(loops: Sequence[Sequence[tuple[float, float]]]) -> str:
+def path(loops: Sequence[Sequence[Point]]) -> str:
     """Closed lines as the `d` of an SVG path."""
     return "".join("M" + "L".join(f"{x:.4g},{y:.4g}" for x, y in loop[:-1]) + "Z" for loop in loops)
 

@@ -20,7 +20,8 @@ MOST_POINTS = 160
 WIDTH, HEIGHT = 380, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 30, 38
 
-Point = tuple[float, float]
+Number = int | float
+Point = tuple[Number, Number]
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _by_step(rows: Iterable[Mapping[str, Any]]) -> Iterable[tuple[float, str, Ma
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
     """The finite points; when there are more than `most`, the means of `most` even stretches."""
-    good = [(a, b) for a, b in points if math.isfinite(a) and math.isfinite(b)]
+    good = [(float(a), float(b)) for a, b in points if math.isfinite(a) and math.isfinite(b)]
     if len(good) <= most:
         return tuple(good)
     cuts = [len(good) * i // most for i in range(most + 1)]
@@ -120,7 +121,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ..
     )
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
+def ticks(low: Number, high: Number, count: int = 5) -> list[float]:
     """About `count` round numbers (1, 2 or 5 times a power of ten) that lie from `low` to `high`.
 
     >>> ticks(0, 1)
@@ -132,7 +133,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
         return [low]
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * times for times in (1, 2, 5, 10) if power * times >= raw * 0.999)
+    step = power * min((1, 2, 5, 10), key=lambda times: abs(math.log(power * times / raw)))
     digits = max(0, -math.floor(math.log10(step)))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(i * step, digits) + 0.0 for i in range(first, last + 1)]
@@ -211,10 +212,10 @@ def _drawn(line: Line, axes: _Axes) -> str:
     )
 
 
-def _legend_rows(lines: Sequence[Line]) -> list[list[tuple[float, Line]]]:
+def _legend_rows(lines: Sequence[Line]) -> list[list[tuple[Number, Line]]]:
     """Which names stand on which row under the chart, and where each begins."""
-    rows: list[list[tuple[float, Line]]] = []
-    at = math.inf
+    rows: list[list[tuple[Number, Line]]] = []
+    at: Number = math.inf
     for line in lines:
         wide = 30 + 6.3 * len(line.name)
         if at + wide > WIDTH - RIGHT:
@@ -225,7 +226,7 @@ def _legend_rows(lines: Sequence[Line]) -> list[list[tuple[float, Line]]]:
     return rows
 
 
-def _legend(rows: Sequence[Sequence[tuple[float, Line]]]) -> str:
+def _legend(rows: Sequence[Sequence[tuple[Number, Line]]]) -> str:
     out = []
     for number, row in enumerate(rows):
         y = HEIGHT + 16 * number + 6

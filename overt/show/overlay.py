@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from overt import files
 from overt.geometry import PixelGeometry
 
-Point = tuple[float, float]
+Point = tuple[int | float, int | float]
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,13 @@ def opacities(style: Style = PLAIN) -> Float[np.ndarray, " 256"]:
 
 
 def outline(
-    truth: Float[np.ndarray, "r c"], geometry: PixelGeometry, share: float = 0.1
+    truth: Float[np.ndarray, "r c"], geometry: PixelGeometry, share: float = 0.0
 ) -> list[list[Point]]:
     """Closed lines around the cells that hold evidence, as (x, y) in pixels of the photo.
 
-    A cell counts when it holds more than `share` of what the fullest cell holds. The line follows
-    the cells because the truth says no more than that. Cells beyond the photo are left out.
+    A cell counts when it holds more than `share` of what the fullest cell holds; with 0 these are
+    the cells that pointing and mass inside count. The line follows the cells because the truth
+    says no more than that. Cells beyond the photo are left out.
     """
     on = truth > share * truth.max(initial=0)
     boxes = geometry.cells(truth.shape)[0].numpy().reshape(*truth.shape, 4)
@@ -186,7 +187,9 @@ def enlarge(image: UInt8[np.ndarray, "y x 3"], side: int) -> UInt8[np.ndarray, "
 def resized(geometry: PixelGeometry, size: tuple[int, int]) -> PixelGeometry:
     """The geometry of the same photo drawn at another size; the grid over it stays the same."""
     new = torch.tensor([size] * len(geometry), device=geometry.size.device)
-    return replace(geometry, size=new, scale=geometry.scale * geometry.size / new)
+    ratio = new / geometry.size.to(geometry.scale.dtype)
+    kept = None if geometry.kept is None else geometry.kept * ratio.flip(-1).repeat(1, 2)
+    return replace(geometry, size=new, scale=geometry.scale / ratio, kept=kept)
 
 
 def scale_bar(

@@ -19,12 +19,16 @@ POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'"
 )
+_ORDER = (
+    "how well the order of the cells by attention follows their order by evidence; "
+    "1 is the same order, 0 no relation."
+)
 _MEANINGS = {
     "pointing": "the share of samples whose largest attention weight lies on the evidence.",
     "mass": "the share of the attention that lies on the evidence.",
-    "rank": "how well the order of the cells by attention follows their order by evidence; "
-    "1 is the same order, 0 no relation.",
-    "seconds": "the time the run took.",
+    "rank": _ORDER,
+    "spearman": _ORDER,
+    "seconds": "the time the training took.",
 }
 
 
@@ -76,6 +80,7 @@ class About:
     """What the page says about one run, ready to print."""
 
     name: str
+    about: str
     status: str
     finished: bool
     notes: tuple[str, ...]
@@ -90,6 +95,7 @@ def _about(run: Run) -> About:
     results = run.results
     return About(
         name=run.name,
+        about=str(results.get("about") or ""),
         status=run.status,
         finished=run.finished,
         notes=run.notes,
@@ -112,11 +118,12 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Steps", "steps", large),
         ("Epochs", "epochs", lambda value: f"{value:g}"),
         ("Time", "seconds", duration),
-        ("Speed", "samples_per_second", lambda value: f"{number(value, 0)} samples a second"),
+        ("Samples a second", "samples_per_second", lambda value: number(value, 0)),
         ("Parameters", "parameters", large),
         ("FLOPs", "flops", large),
         ("Peak memory", "peak_memory", size),
-        ("Commit", "commit", lambda value: str(value)[:12]),
+        ("Started", "started", lambda value: str(value)[:16].replace("T", " ")),
+        ("Commit", "commit", _commit),
     ):
         value = results.get(key)
         if value is None or value == "":
@@ -128,6 +135,12 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         if text:
             facts.append((label, text))
     return facts
+
+
+def _commit(value: Any) -> str:
+    """The first digits of a commit, and whether files were changed since."""
+    digits, plus, changes = str(value).partition("+")
+    return digits[:12] + plus + changes
 
 
 def _data(value: Any) -> list[tuple[str, str, str, str]]:

@@ -101,8 +101,8 @@ def _results(folder: Path) -> tuple[Mapping[str, Any], list[str]]:
         return {}, [f"has results that cannot be read: {path} is not a table of results."]
     status = results.get("status")
     notes = [_UNFINISHED[status]] if isinstance(status, str) and status in _UNFINISHED else []
-    if notes and results.get("error"):
-        notes[0] += f": {results['error']}"
+    if notes and results.get("reason"):
+        notes[0] += f": {str(results['reason']).rstrip('.')}"
     return results, notes
 
 

@@ -131,21 +131,24 @@ def _sample(i: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
     )
 
 
-def _geometry_to_json(geometry: PixelGeometry) -> dict[str, list[float]]:
+def _geometry_to_json(geometry: PixelGeometry) -> dict[str, Any]:
     return {
         "size": geometry.size[0].tolist(),
         "scale": geometry.scale[0].tolist(),
         "offset": geometry.offset[0].tolist(),
         "canvas": list(geometry.canvas),
+        "kept": None if geometry.kept is None else geometry.kept[0].tolist(),
     }
 
 
-def _geometry_from_json(value: Mapping[str, list[float]]) -> PixelGeometry:
+def _geometry_from_json(value: Mapping[str, Any]) -> PixelGeometry:
+    kept = value["kept"]
     return PixelGeometry(
         size=torch.tensor([value["size"]], dtype=torch.long),
         scale=torch.tensor([value["scale"]], dtype=torch.float64),
         offset=torch.tensor([value["offset"]], dtype=torch.float64),
         canvas=(int(value["canvas"][0]), int(value["canvas"][1])),
+        kept=None if kept is None else torch.tensor([kept], dtype=torch.float64),
     )
 
 

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_FIRST = ("pointing", "mass", "rank")  # measures of attention that come first, in this order
-_ARROWS = {"higher": "↑", "up": "↑", "max": "↑", "lower": "↓", "down": "↓", "min": "↓"}
+# measures of attention that come first, in this order
+_FIRST = (("pointing",), ("mass",), ("rank", "spearman"))
+Number = int | float
+_ARROWS = {"higher": "↑", "lower": "↓"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def groups(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Group]]:
     return charts
 
 
-def number(value: float, decimals: int = 3) -> str:
+def number(value: Number, decimals: int = 3) -> str:
     """A number as people write it.
 
     >>> number(0.6414), number(1234567.0, 0), number(-0.5, 2)
@@ -124,7 +126,7 @@ def number(value: float, decimals: int = 3) -> str:
     return f"{value:,.{decimals}f}".replace("-", "−")
 
 
-def large(value: float) -> str:
+def large(value: Number) -> str:
     """A large number in three digits and a word.
 
     >>> large(2_345_678), large(812), large(3.1e12)
@@ -136,7 +138,7 @@ def large(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: Number) -> str:
     """A time as people say it.
 
     >>> duration(3.21), duration(75), duration(7500)
@@ -149,7 +151,7 @@ def duration(seconds: float) -> str:
     return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
 
 
-def size(count: float) -> str:
+def size(count: Number) -> str:
     """A number of bytes as people say it.
 
     >>> size(512), size(3 * 2**30)
@@ -181,7 +183,7 @@ def _column(
     digits = decimals(value for value in (*values, *theirs) if value is not None)
     both = [{**state, **entry} for entry, state in zip(entries, stated, strict=True)]
     units = {str(entry.get("unit") or "") for entry in both if entry}
-    arrows = {_ARROWS.get(str(entry.get("direction")), "") for entry in both if entry}
+    arrows = {_arrow(entry) for entry in both if entry}
     arrow = arrows.pop() if len(arrows) == 1 else ""
     best = _best(names, entries, values, arrow)
     cells = [
@@ -203,6 +205,14 @@ def _column(
     return Column(title, units.pop() if len(units) == 1 else "", arrow, tuple(cells))
 
 
+def _arrow(entry: Mapping[str, Any]) -> str:
+    """Where better is, from `direction` or from `higher_is_better`, whichever was written."""
+    better = entry.get("higher_is_better")
+    if isinstance(better, bool):
+        return "↑" if better else "↓"
+    return _ARROWS.get(str(entry.get("direction")), "")
+
+
 def _best(
     names: Sequence[str],
     entries: Sequence[Mapping[str, Any]],
@@ -219,7 +229,7 @@ def _best(
 
 def _seconds(results: Sequence[Mapping[str, Any]]) -> Column:
     measures = [
-        {"seconds": {"value": one.get("seconds"), "unit": "s", "direction": "lower"}}
+        {"seconds": {"value": one.get("seconds"), "direction": "lower"}}
         if _number(one.get("seconds")) is not None
         else {}
         for one in results
@@ -253,7 +263,7 @@ def _group(name: str, by_run: Mapping[int, Mapping[str, Any]], top: float) -> Gr
     )
 
 
-def decimals(values: Iterable[float]) -> int:
+def decimals(values: Iterable[Number]) -> int:
     """How many decimals a column needs: three for shares, one for percentages, none for counts.
 
     >>> decimals([0.641, 0.5]), decimals([64.1]), decimals([12345.6])
@@ -279,10 +289,9 @@ def _task(ours: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
 
 def _place(name: str) -> int:
     """Where a measure stands among those that come first; after them all if it is none of them."""
-    for place, start in enumerate(_FIRST):
-        if start in name.lower().replace("-", "_").split("_") or start in name.lower().split():
-            return place
-    return len(_FIRST)
+    words = set(name.lower().replace("_", " ").replace("-", " ").split())
+    places = [place for place, known in enumerate(_FIRST) if words & set(known)]
+    return places[0] if places else len(_FIRST)
 
 
 def _is_seconds(name: str) -> bool:

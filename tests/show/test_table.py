@@ -1,0 +1,135 @@
+"""The table puts first what people ask first, and marks the best only among equals."""
+
+from typing import Any
+
+import pytest
+
+from overt.show.table import Column, columns, groups
+
+
+def entry(value: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "value": value,
+        "unit": "share",
+        "direction": "higher",
+        "split": "test",
+        "n": 10,
+        **more,
+    }
+
+
+def run(seconds: float | None = None, paper: dict | None = None, **ours: Any) -> dict[str, Any]:
+    measures = {name.replace("_", " "): value for name, value in ours.items()}
+    return {"ours": measures, "paper": paper or {}, "seconds": seconds}
+
+
+def texts(column: Column) -> list[str]:
+    return [cell.text for cell in column.cells]
+
+
+def test_columns_stand_in_the_order_people_ask() -> None:
+    one = run(
+        12.5,
+        entropy=entry(1.0),
+        rank_correlation=entry(0.1),
+        accuracy=entry(0.5),
+        mass_inside=entry(0.4),
+        pointing=entry(0.6),
+    )
+    one["ours"] = {"accuracy": one["ours"].pop("accuracy"), **one["ours"]}
+    wanted = ["Accuracy", "Pointing", "Mass inside", "Rank correlation", "Seconds", "Entropy"]
+    assert [column.title for column in columns([one])] == wanted
+    assert [column.title for column in columns([run(1.0), one])] == wanted
+
+
+def test_the_best_is_marked_in_the_direction_of_the_measure() -> None:
+    found = columns(
+        [
+            run(3.0, accuracy=entry(0.5), loss=entry(2.0, direction="lower")),
+            run(2.0, accuracy=entry(0.7), loss=entry(1.0, direction="lower")),
+            run(None, accuracy=entry(0.7)),
+        ]
+    )
+    marks = {column.title: [cell.best for cell in column.cells] for column in found}
+    assert marks == {
+        "Accuracy": [False, True, True],
+        "Seconds": [False, True, False],
+        "Loss": [False, True, False],
+    }
+    assert [column.arrow for column in found] == ["↑", "↓", "↓"]
+    assert texts(found[1]) == ["3.000", "2.000", "–"]
+
+
+@pytest.mark.parametrize("other", [entry(0.7, split="val"), entry(0.7, unit="%"), entry(None)])
+def test_nothing_is_best_among_things_that_differ(other: dict[str, Any]) -> None:
+    (column,) = columns([run(accuracy=entry(0.5)), run(accuracy=other)])
+    assert not any(cell.best for cell in column.cells)
+
+
+def test_runs_with_different_tasks_share_the_first_column() -> None:
+    found = columns([run(accuracy=entry(0.5)), run(CIDEr=entry(112.3, unit="points"))])
+    assert found[0].title == "Task score" and len(found) == 1
+    assert [cell.measure for cell in found[0].cells] == ["Accuracy", "CIDEr"]
+    assert not any(cell.best for cell in found[0].cells)
+    both = columns([run(accuracy=entry(0.5)), run(CIDEr=entry(1.1), accuracy=entry(0.6))])
+    assert [column.title for column in both] == ["Task score", "Accuracy"]
+    assert texts(both[1]) == ["0.500", "0.600"]
+
+
+def test_the_paper_stands_beside_ours() -> None:
+    paper = {
+        "accuracy": {"value": 58.9, "unit": "%", "direction": "higher", "source": "table 2"},
+        "AUC": {"value": 0.8, "source": "table 3"},
+    }
+    found = columns([run(paper=paper, accuracy=entry(61.25, unit="%", low=60, high=62))])
+    cell = found[0].cells[0]
+    assert (cell.text, cell.paper, cell.source) == ("61.2", "58.9", "table 2")
+    assert cell.interval == "60.0 to 62.0" and found[0].unit == "%"
+    assert (found[1].title, found[1].cells[0].text, found[1].cells[0].paper) == (
+        "AUC",
+        "–",
+        "0.800",
+    )
+
+
+def test_n_and_split_are_said_once_when_they_are_the_same() -> None:
+    same = columns([run(accuracy=entry(0.5)), run(accuracy=entry(0.6)), run()])[0]
+    assert (same.same_n, same.same_split) == (10, "test")
+    differ = columns([run(accuracy=entry(0.5)), run(accuracy=entry(0.6, n=9, split="val"))])[0]
+    assert (differ.same_n, differ.same_split) == (None, "")
+
+
+@pytest.mark.parametrize(
+    "results",
+    [{}, {"ours": None}, {"ours": {"a": 3}}, {"ours": {"a": {"value": "x"}}, "paper": []}],
+)
+def test_strange_results_do_not_break_the_table(results: dict[str, Any]) -> None:
+    for column in columns([results]):
+        assert texts(column) == ["–"]
+    assert groups([results]) == {}
+
+
+def test_groups_have_a_bar_a_run_and_a_chance_line() -> None:
+    first = {"groups": {"accuracy": {"exist": {"value": 0.6, "n": 5, "chance": 0.5}}}}
+    second = {
+        "groups": {
+            "accuracy": {
+                "exist": {"value": 0.9, "n": 5, "chance": 0.5},
+                "count": {"value": 0.2, "n": 7},
+                "none": {"value": None, "n": 0},
+            }
+        }
+    }
+    exist, count = groups([first, {}, second])["Accuracy"]
+    assert [(bar.run, bar.text, bar.reach) for bar in exist.bars] == [
+        (0, "0.600", 0.6),
+        (2, "0.900", 0.9),
+    ]
+    assert (exist.chance, exist.chance_text, exist.n) == (0.5, "0.500", 5)
+    assert (count.name, count.chance, len(count.bars)) == ("count", None, 1)
+
+
+def test_groups_in_percent_have_an_axis_to_100() -> None:
+    one = {"groups": {"accuracy": {"a": {"value": 62.0, "chance": 25}, "b": {"value": 0.5}}}}
+    a, b = groups([one])["Accuracy"]
+    assert a.bars[0].reach == 0.62 and a.chance == 0.25 and b.bars[0].reach == 0.005
