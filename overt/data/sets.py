@@ -349,7 +349,7 @@ SETS: tuple[DataSet, ...] = (
         name="easyvqa",
         what="48,248 simple questions about 5,000 pictures of one coloured shape",
         page="https://github.com/vzhou842/easy-VQA",
-        licence="MIT",
+        licence="see its page",
         how="Install the package that carries it: pip install easy-vqa.",
     ),
     DataSet(
@@ -402,7 +402,7 @@ SETS: tuple[DataSet, ...] = (
         name="refcoco",
         what="expressions that refer to one thing, with boxes (test splits, no photos)",
         page="https://github.com/lichengunc/refer",
-        licence="Apache-2.0",
+        licence="see its page; expressions are about photos of COCO",
         how="Put the four *_test*.json files below refcoco/.",
         files=_files(
             "refcoco",
