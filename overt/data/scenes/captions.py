@@ -179,7 +179,7 @@ class CaptionScenes:
         linked = [item.linked[row] for item in items for row in range(self.each)]
         return Batch(
             ids=tuple(
-                f"{self.split}-{self.seed}-{index}-{n}"
+                f"{self.name}-{self.split}-{self.seed}-{index:06d}-{n}"
                 for index in chosen
                 for n in range(self.each)
             ),

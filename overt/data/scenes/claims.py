@@ -17,9 +17,9 @@ from overt.data.scenes.world import Background, Scene, Thing
 from overt.data.vocabulary import tokenize
 from overt.errors import BadInput
 
-DARK, PALE = 75.0, 85.0  # the mean level of a background below and above which it has a name
+DARK, DIM = 75.0, 85.0  # the mean level of a background below and above which it has a name
 CALM, BUSY = 8, 12  # strokes of clutter up to and from which it has a name
-SETTINGS = ("dark", "pale", "calm", "busy")
+SETTINGS = ("dark", "dim", "calm", "busy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def settings(background: Background) -> tuple[str, ...]:
     """The words that are true of a background; between two words it has neither."""
     level = fmean((*background.near, *background.far))
     strokes = len(background.clutter)
-    truth = (level < DARK, level > PALE, strokes <= CALM, strokes >= BUSY)
+    truth = (level < DARK, level > DIM, strokes <= CALM, strokes >= BUSY)
     return tuple(word for word, true in zip(SETTINGS, truth, strict=True) if true)
 
 

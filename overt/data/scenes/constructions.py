@@ -168,7 +168,7 @@ def _universal(scene: Scene, i: int, dice: Dice) -> Said:
 def _setting(scene: Scene, dice: Dice) -> Said:
     """The whole: "six things on a dark background", "a busy picture with six things"."""
     words = settings(scene.background)
-    tone = [word for word in words if word in ("dark", "pale")]
+    tone = [word for word in words if word in ("dark", "dim")]
     subject, claim, verb = _whole(scene, dice)
     if tone and dice.random() < 0.6:
         ground = Linked(f"a {tone[0]} background", ())

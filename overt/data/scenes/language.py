@@ -39,7 +39,7 @@ DIRECTIONS = {
     "above": ("above",),
     "below": ("below",),
 }
-_GLUE = """a all an and are background be busy calm can dark every has is most of on pale picture
+_GLUE = """a all an and are background be busy calm can dark dim every has is most of on picture
     seen shows that the there to with ,""".split()
 
 # Every word for an attribute, singular and plural, and what it says.

@@ -60,7 +60,7 @@ def propose(boxes: Boxes, size: int, rng: np.random.Generator, count: int = COUN
     dice = Dice(rng)
     spare = count - len(boxes)
     off = dice.sample(range(len(boxes)), min(len(boxes), (spare + 1) // 2))
-    made = [*boxes.astype(np.float64), *(_off(boxes[i], size, dice) for i in off)]
+    made = [*boxes, *(_off(boxes[i], size, dice) for i in off)]
     made += [_nothing(boxes, size, dice) for _ in range(count - len(made))]
     sources = [Source.TRUE] * len(boxes) + [Source.OFF] * len(off)
     sources += [Source.BACKGROUND] * (count - len(sources))
@@ -89,24 +89,24 @@ def _area(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     return area
 
 
-def _off(box: Boxes, size: int, dice: Dice) -> NDArray[np.float64]:
+def _off(box: Boxes, size: int, dice: Dice) -> Boxes:
     """A box moved and stretched until its overlap with the true one lies in the range `OFF`."""
     low, high = OFF
     side = box[2:] - box[:2]
     while True:
         moved = box + np.tile(side, 2) * [dice.uniform(-0.35, 0.35) for _ in range(4)]
-        moved = moved.clip(0, size).astype(np.float64)
+        moved = moved.clip(0, size).astype(np.float32)
         if low <= overlaps(moved[None], box[None])[0, 0] <= high:
             return moved
 
 
-def _nothing(boxes: Boxes, size: int, dice: Dice) -> NDArray[np.float64]:
+def _nothing(boxes: Boxes, size: int, dice: Dice) -> Boxes:
     """A box of the size of a thing that overlaps with none; the least overlapping where all do."""
-    best, least = np.zeros(4), 2.0
+    best, least = np.zeros(4, np.float32), 2.0
     for _ in range(TRIES):
         wide, tall = dice.uniform(0.12, 0.3) * size, dice.uniform(0.12, 0.3) * size
         x, y = dice.uniform(0.0, size - wide), dice.uniform(0.0, size - tall)
-        box = np.array([x, y, x + wide, y + tall])
+        box = np.array([x, y, x + wide, y + tall], np.float32)
         found = float(overlaps(box[None], boxes).max(initial=0.0))
         if found < least:
             best, least = box, found

@@ -68,8 +68,10 @@ def check(split: str, seed: int, count: int) -> None:
 
 
 def rows(indices: Sequence[int], count: int) -> list[int]:
-    """The indices as whole numbers; BadInput for one that is not there."""
+    """The indices as whole numbers; BadInput for one that is not there, or for none at all."""
     found = [int(index) for index in indices]
+    if not found:
+        raise BadInput("a batch needs at least one item")
     for index in found:
         if not 0 <= index < count:
             raise BadInput(f"item {index} is not one of 0..{count - 1}")
