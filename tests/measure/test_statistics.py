@@ -1,0 +1,159 @@
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from overt.measure import (
+    Interval,
+    bootstrap,
+    mean,
+    over_seeds,
+    paired,
+    statistics,
+    two_level,
+    two_level_difference,
+)
+
+NAN = math.nan
+
+
+def test_the_mean_leaves_out_what_is_not_defined():
+    assert mean(torch.tensor([1.0, NAN, 3.0])) == 2
+    assert math.isnan(mean(torch.tensor([NAN])))
+
+
+def test_bootstrap_agrees_with_scipy(generator):
+    values = torch.rand(150, generator=generator)
+    found = bootstrap(values, draws=4000)
+    theirs = scipy.stats.bootstrap(
+        (values.numpy(),), np.mean, n_resamples=4000, method="percentile", rng=0
+    ).confidence_interval
+    assert found.mean == pytest.approx(float(values.mean()))
+    assert found.low == pytest.approx(theirs.low, abs=0.006)
+    assert found.high == pytest.approx(theirs.high, abs=0.006)
+    assert found.count == 150
+
+
+def test_bootstrap_is_as_wide_as_the_normal_interval(generator):
+    values = torch.randn(400, generator=generator)
+    found = bootstrap(values)
+    error = float(values.std()) / 20
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    narrow = bootstrap(values, confidence=0.5)
+    assert found.low < narrow.low < narrow.high < found.high
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    generator, hits = torch.Generator().manual_seed(2), 0
+    for seed in range(200):
+        found = bootstrap(torch.randn(60, generator=generator) + 1, seed=seed, draws=300)
+        hits += found.low <= 1 <= found.high
+    assert 176 <= hits <= 199
+
+
+def test_the_same_seed_gives_the_same_interval(generator):
+    values = torch.rand(50, generator=generator)
+    assert bootstrap(values, seed=3) == bootstrap(values, seed=3)
+    assert bootstrap(values, seed=3) != bootstrap(values, seed=4)
+    holes = torch.cat([values, torch.full((9,), NAN)])
+    assert bootstrap(holes, seed=3) == bootstrap(values, seed=3), "NaN is left out"
+
+
+def test_large_tables_are_drawn_in_parts(generator, monkeypatch):
+    values = torch.rand(40, generator=generator)
+    whole = bootstrap(values, draws=500)
+    monkeypatch.setattr(statistics, "_AT_ONCE", 1000)
+    parts = bootstrap(values, draws=500)
+    assert parts.low == pytest.approx(whole.low, abs=0.02)
+    assert two_level(values.reshape(2, 20), draws=500).count == 20
+
+
+def test_nothing_to_count_is_no_interval():
+    for values in (torch.tensor([]), torch.tensor([NAN, NAN])):
+        found = bootstrap(values)
+        assert math.isnan(found.mean) and math.isnan(found.low) and found.count == 0
+    assert bootstrap(torch.tensor([2.0])) == Interval(2.0, 2.0, 2.0, 1)
+    assert bootstrap(torch.tensor([1.0, math.inf])).mean == math.inf
+
+
+def test_paired_matches_by_id_and_is_narrower(generator):
+    hard = torch.randn(300, generator=generator)
+    first = hard + 0.1 + 0.05 * torch.randn(300, generator=generator)
+    order = torch.randperm(300, generator=generator)
+    ids = [f"s{i}" for i in range(300)]
+    found = paired(first, hard[order], ids, [ids[int(i)] for i in order])
+    assert found.mean == pytest.approx(0.1, abs=0.02) and found.low > 0.08
+    alone = bootstrap(first)
+    assert found.high - found.low < 0.1 * (alone.high - alone.low)
+    again = bootstrap(first.double() - hard.double())
+    assert found == again
+
+
+def test_paired_leaves_out_pairs_with_a_hole():
+    first, second = torch.tensor([1.0, NAN, 3.0]), torch.tensor([NAN, 1.0, 1.0])
+    found = paired(first, second, "abc", "abc")
+    assert found == Interval(2.0, 2.0, 2.0, 1)
+
+
+def test_paired_refuses_other_samples():
+    one = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"2 samples are in one result only, such as 'b'"):
+        paired(one, one, ["a", "b"], ["a", "c"])
+    with pytest.raises(ValueError, match="an id appears twice"):
+        paired(one, one, ["a", "a"], ["a", "b"])
+    with pytest.raises(ValueError, match="2 numbers for 1 ids"):
+        paired(one, one, ["a"], ["a", "b"])
+
+
+def test_seeds_by_hand():
+    found = over_seeds(torch.tensor([[1.0, 3.0], [4.0, NAN], [6.0, 6.0]]))
+    assert found.mean == 4 and found.deviation == 2 and found.seeds == 3
+    assert math.isnan(over_seeds(torch.ones(1, 4)).deviation)
+
+
+def slow_two_level(values: np.ndarray, draws: int) -> tuple[float, float]:
+    random = np.random.default_rng(0)
+    means = []
+    for _ in range(draws):
+        seeds = random.integers(0, len(values), len(values))
+        items = random.integers(0, values.shape[1], values.shape[1])
+        means.append(np.nanmean(values[np.ix_(seeds, items)]))
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def test_two_levels_agree_with_a_loop(generator):
+    values = torch.rand(4, 30, generator=generator) + torch.rand(4, 1, generator=generator)
+    values[1, 3] = NAN
+    found = two_level(values, draws=4000)
+    low, high = slow_two_level(values.numpy(), 4000)
+    assert found.mean == pytest.approx(float(values.nanmean()))
+    assert found.low == pytest.approx(low, abs=0.02)
+    assert found.high == pytest.approx(high, abs=0.02)
+
+
+def test_two_levels_are_wider_when_runs_differ(generator):
+    items = torch.rand(1, 200, generator=generator)
+    same = two_level(items.expand(3, 200))
+    one = bootstrap(items[0])
+    assert same.high - same.low == pytest.approx(one.high - one.low, rel=0.1)
+    differ = two_level(items + torch.tensor([[0.0], [0.3], [0.6]]))
+    assert differ.high - differ.low > 3 * (same.high - same.low)
+
+
+def test_the_difference_of_two_methods_cancels_hard_items(generator):
+    items = 3 * torch.rand(1, 100, generator=generator)
+    first = items + 0.2 + 0.01 * torch.randn(3, 100, generator=generator)
+    second = items + 0.01 * torch.randn(4, 100, generator=generator)
+    found = two_level_difference(first, second)
+    assert found.mean == pytest.approx(0.2, abs=0.01)
+    assert 0.18 < found.low < found.high < 0.22
+    assert two_level(first).low < two_level(second).high, "side by side they would overlap"
+
+
+def test_the_difference_needs_the_same_samples(monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(ValueError, match="4 and 5 samples"):
+        two_level_difference(torch.zeros(2, 4), torch.zeros(2, 5))
