@@ -140,7 +140,7 @@ class CaptionScenes:
         check_size(size)
         if not 1 <= each <= CAPTIONS:
             raise BadInput(f"each scene has 1 to {CAPTIONS} captions, not {each}")
-        self.split, self.seed, self.count = split, seed, count
+        self.split, self.seed, self.count = str(split), seed, count
         self.size, self.regions, self.each = size, regions, each
         self.vocabulary = vocabulary()
         self._item = Kept(self._make, room_for(size))

@@ -132,7 +132,7 @@ class CaptionPairScenes:
     ) -> None:
         check(split, seed, count)
         check_size(size)
-        self.split, self.seed, self.count = split, seed, count
+        self.split, self.seed, self.count = str(split), seed, count
         self.size, self.regions = size, regions
         self.vocabulary = vocabulary()
         self.classes = tuple(member.name.lower() for member in Describes)

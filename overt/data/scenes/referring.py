@@ -165,7 +165,7 @@ class ReferringScenes:
         check_size(size)
         if each < 1:
             raise BadInput(f"each scene needs at least 1 expression, not {each}")
-        self.split, self.seed, self.count = split, seed, count
+        self.split, self.seed, self.count = str(split), seed, count
         self.size, self.regions, self.each = size, regions, each
         self.vocabulary = vocabulary()
         self._item = Kept(self._make, room_for(size))

@@ -151,7 +151,7 @@ class PhrasePairs:
 
     def __init__(self, split: str, seed: int, count: int) -> None:
         check(split, seed, count)
-        self.split, self.seed, self.count = split, seed, count
+        self.split, self.seed, self.count = str(split), seed, count
         self.vocabulary = vocabulary()
         self.classes = tuple(member.name.lower() for member in Relation)
         self._item = Kept(self._make, TEXTS)
