@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,15 +67,13 @@ def pose(
     """
     check_families(families, count)
     dice = Dice(key(split, seed, index, 1))
-    chosen = _families(dice, count, families)
-    answers = [dice.pick(FAMILIES[family]) for family in chosen]
-    room = _room(chosen)
-    total = max(FEWEST, room) + dice.below(MOST - max(FEWEST, room) + 1)
+    asked = draft(dice, count, families)
+    chosen, total = [program.family for program in asked.programs], asked.total
+    programs = asked.programs
     while True:
-        programs = _programs(dice, chosen)
         for _ in range(PATIENCE):
-            plan = Plan(programs, spare=total - room)
-            plan.plant(dice, answers)
+            plan = Plan(programs, spare=total - _room(chosen))
+            plan.plant(dice, asked.answers)
             plan.fill(dice, total)
             kinds = [_any(dice, slot) for slot in plan.slots]
             spots = places(dice, [kind["size"] for kind in kinds], plan.apart)
@@ -82,9 +81,27 @@ def pose(
                 pairs = dice.sample(list(zip(kinds, spots, strict=True)), total)
                 things = tuple(put(dice, kind, spot) for kind, spot in pairs)
                 scene = Scene(split, seed, index, things, background(dice))
-                asked = tuple(put_question(program, scene) for program in programs)
-                assert [question.answer for question in asked] == answers
-                return scene, asked
+                questions = tuple(put_question(program, scene) for program in programs)
+                assert [question.answer for question in questions] == asked.answers
+                return scene, questions
+        programs = _programs(dice, chosen)  # no room in all these tries; tests have not seen it
+
+
+class Draft(NamedTuple):
+    """What will be asked and answered, and how many things there will be, before any scene is."""
+
+    programs: list[Program]
+    answers: list[str]
+    total: int
+
+
+def draft(dice: Dice, count: int = 4, families: Sequence[str] = ALL) -> Draft:
+    """Draw families, answers, the number of things and the words: answers never see the words."""
+    chosen = _families(dice, count, families)
+    answers = [dice.pick(FAMILIES[family]) for family in chosen]
+    least = max(FEWEST, _room(chosen))
+    total = least + dice.below(MOST - least + 1)
+    return Draft(_programs(dice, chosen), answers, total)
 
 
 def check_families(families: Sequence[str], count: int) -> None:
