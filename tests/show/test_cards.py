@@ -61,7 +61,7 @@ def test_photos_and_heat_stay_within_their_share(
 ) -> None:
     """Noise is the worst there is to compress. Four photos with a share for four."""
     monkeypatch.setattr(cards, "PHOTO_BYTES", cards.PHOTO_BYTES // 16)
-    monkeypatch.setattr(cards, "HEAT_BYTES", cards.HEAT_BYTES // 64)
+    monkeypatch.setattr(cards, "HEAT_BYTES", cards.HEAT_BYTES // 16)
     rng = np.random.default_rng(0)
     samples = [
         Sample(

@@ -1,0 +1,282 @@
+"""The page in a real browser: it loads, it filters, it asks nobody for anything.
+
+Screenshots go to the ignored folder `artefacts/`, for people to look at.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from overt.show.page import report
+from overt.show.sample import Sample
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+ARTEFACTS = Path(__file__).resolve().parents[2] / "artefacts"
+FLAGS = (
+    "--no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["sync_api.Browser"]:
+    found = next((path for path in map(shutil.which, NAMES) if path), None)
+    if found is None:
+        pytest.skip("no chromium is installed: the page was not opened in a browser")
+    with sync_api.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=found, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+Open = Callable[..., "sync_api.Page"]
+
+
+@pytest.fixture
+def open_page(browser: "sync_api.Browser") -> Iterator[Open]:
+    """Open a file; at the end fail on any error in the console and any request beyond the file."""
+    wrong: list[str] = []
+    contexts = []
+
+    def go(path: Path, width: int = 1280, **options: object) -> "sync_api.Page":
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("console", lambda said: wrong.append(said.text) if said.type != "log" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+        allowed = (path.as_uri(), "data:")
+        page.on(
+            "request",
+            lambda asked: None if asked.url.startswith(allowed) else wrong.append(asked.url),
+        )
+        page.goto(path.as_uri())
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def shown(page: "sync_api.Page") -> list[int]:
+    """The numbers of the samples a person sees, in their order."""
+    cards = page.locator(".card:visible")
+    return [int(number) for number in cards.evaluate_all("all => all.map(c => c.dataset.number)")]
+
+
+def keep(page: "sync_api.Page", name: str, full: bool = True) -> None:
+    ARTEFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTEFACTS / f"report-{name}.png", full_page=full)
+
+
+def test_images_words_and_curves_are_there(
+    tmp_path: Path, three_runs: list[Path], open_page: Open
+) -> None:
+    page = open_page(report(tmp_path / "page.html", three_runs))
+    heats = page.locator("img.heat")
+    assert heats.count() == 16
+    assert heats.evaluate_all("all => all.every(i => i.complete && i.naturalWidth > 0 && i.alt)")
+    boxes = page.locator(".frame").evaluate_all(
+        "all => all.map(f => f.getBoundingClientRect()).map(b => [b.width, b.height])"
+    )
+    assert all(width > 100 and abs(width - height) < 1 for width, height in boxes)
+    word = page.locator(".word", has_text="colour").first
+    assert word.get_attribute("title").startswith("colour: 0.")
+    levels = (
+        page.locator(".card")
+        .first.locator(".word")
+        .evaluate_all(
+            "all => all.map(w => [+w.title.split(': ')[1], +getComputedStyle(w).opacity])"
+        )
+    )
+    halves = [levels[: len(levels) // 2], levels[len(levels) // 2 :]]
+    for words in halves:  # one a run: the heavier, the more opaque
+        assert [o for _, o in sorted(words)] == sorted(o for _, o in words)
+    assert page.locator("svg.chart polyline").count() >= 8
+    keep(page, "desktop")
+
+
+def test_the_photo_is_under_the_heat_and_the_heat_is_over_the_evidence(
+    tmp_path: Path, run_folder: Callable[..., Path], open_page: Open
+) -> None:
+    """On a white photo, all attention is in its lower left quarter, and outlined there."""
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    cells = np.array([[0.0, 0.0], [1.0, 0.0]])
+    white = np.full((200, 200, 3), 255, np.uint8)
+    sample = Sample(id="a", image=white, cells=cells, truth_cells=cells)
+    page = open_page(report(tmp_path / "page.html", [run_folder(samples=[sample])]))
+    frame = page.locator(".view .frame")
+    pixels = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB")).astype(int)
+    height, width = pixels.shape[:2]
+    quarter = pixels[int(0.75 * height), int(0.25 * width)]
+    assert quarter[0] > 180 and quarter[2] < quarter[0] - 40  # the last colours, not white
+    assert (pixels[int(0.2 * height), int(0.8 * width)] > 250).all()
+    page.locator("#f-heat").uncheck()
+    pixels = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB")).astype(int)
+    assert (pixels[int(0.75 * height), int(0.25 * width)] > 250).all()
+    dark = np.argwhere(pixels.sum(axis=-1) < 400)  # the edge of the outline
+    assert dark[:, 0].min() > 0.45 * height and dark[:, 1].max() < 0.55 * width
+    page.locator("#f-outline").uncheck()
+    pixels = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB")).astype(int)
+    inner = pixels[20:-20, 20:-20]
+    assert (inner > 250).all()
+
+
+def test_filters_show_what_they_say(
+    tmp_path: Path,
+    three_runs: list[Path],
+    samples: Callable[..., list[Sample]],
+    open_page: Open,
+) -> None:
+    page = open_page(report(tmp_path / "page.html", three_runs))
+    runs = [samples(folder.name, 8) for folder in three_runs]
+    everything = list(range(1, 9))
+
+    def wanted(test: Callable[[list[Sample]], bool]) -> list[int]:
+        return [i for i in everything if test([run[i - 1] for run in runs])]
+
+    def inside(sample: Sample) -> bool:
+        return sample.scores["mass inside"] >= 0.5
+
+    assert shown(page) == everything
+    answer = page.get_by_label("Answer", exact=True)
+    run = page.get_by_label("Run", exact=True)
+    answer.select_option("right")
+    assert shown(page) == wanted(lambda row: all(one.right for one in row))
+    answer.select_option("wrong")
+    assert shown(page) == wanted(lambda row: not any(one.right for one in row))
+    answer.select_option("runs differ")
+    differ = wanted(lambda row: 0 < sum(bool(one.right) for one in row) < 3)
+    assert shown(page) == differ and 0 < len(differ) < 8
+    assert page.locator("#count").inner_text() == f"{len(differ)} of 8 shown"
+    run.select_option("soft attention")
+    answer.select_option("right")
+    assert shown(page) == wanted(lambda row: bool(row[1].right))
+    answer.select_option("")
+    run.select_option("truth-supervised")
+    page.get_by_label("Attention", exact=True).select_option("on the evidence")
+    assert shown(page) == wanted(lambda row: inside(row[2]))
+    page.get_by_label("Attention", exact=True).select_option("off the evidence")
+    assert shown(page) == wanted(lambda row: not inside(row[2]))
+    page.get_by_role("button", name="Reset").click()
+    page.wait_for_function("document.getElementById('count').textContent.startsWith('8 ')")
+    page.get_by_label("Group", exact=True).select_option("count")
+    assert shown(page) == wanted(lambda row: row[0].group == "count") == [2, 6]
+    run.select_option("no attention")
+    page.get_by_label("Attention", exact=True).select_option("on the evidence")
+    assert shown(page) == [] and page.locator("#none").is_visible()
+
+
+def test_order_follows_the_evidence(
+    tmp_path: Path,
+    run_folder: Callable[..., Path],
+    samples: Callable[..., list[Sample]],
+    open_page: Open,
+) -> None:
+    page = open_page(report(tmp_path / "page.html", [run_folder("soft attention")]))
+    scores = [sample.scores["mass inside"] for sample in samples("soft attention", 8)]
+    up = sorted(range(1, 9), key=lambda i: scores[i - 1])
+    page.get_by_label("Order", exact=True).select_option("up")
+    assert shown(page) == up
+    page.get_by_label("Order", exact=True).select_option("down")
+    assert shown(page) == up[::-1]
+    page.get_by_label("Order", exact=True).select_option("as given")
+    assert shown(page) == list(range(1, 9))
+
+
+def test_the_filters_work_by_keyboard(
+    tmp_path: Path, three_runs: list[Path], open_page: Open
+) -> None:
+    page = open_page(report(tmp_path / "page.html", three_runs))
+    visited = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        visited.append(page.evaluate("document.activeElement.id"))
+        if visited[-1] == "f-group":
+            break
+    assert {"theme", "f-run", "f-answer", "f-inside", "f-group"} <= set(visited)
+    page.keyboard.type("count")
+    assert page.get_by_label("Group", exact=True).input_value() == "count"
+    page.wait_for_function("document.getElementById('count').textContent.startsWith('2 ')")
+    assert shown(page) == [2, 6]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_follow_the_system_and_the_button(
+    tmp_path: Path, three_runs: list[Path], open_page: Open, scheme: str
+) -> None:
+    page = open_page(report(tmp_path / "page.html", three_runs), color_scheme=scheme)
+
+    def darkness() -> str:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        red = int(colour.split("(")[1].split(",")[0])
+        return "dark" if red < 60 else "light"
+
+    assert darkness() == scheme
+    keep(page, scheme, full=False)
+    page.locator("#theme").click()
+    other = "light" if scheme == "dark" else "dark"
+    assert darkness() == other
+    page.reload()
+    assert darkness() == other  # it is remembered
+    page.locator("#theme").click()
+    assert darkness() == scheme
+
+
+def test_a_phone_shows_all_of_it_without_moving_sideways(
+    tmp_path: Path, three_runs: list[Path], open_page: Open
+) -> None:
+    page = open_page(report(tmp_path / "page.html", three_runs), width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    widths = page.locator(".frame").evaluate_all("all => all.map(f => f.offsetWidth)")
+    assert min(widths) > 120
+    sizes = page.locator("p:visible, td:visible, h3:visible").evaluate_all(
+        "all => all.map(e => parseFloat(getComputedStyle(e).fontSize))"
+    )
+    assert min(sizes) >= 11
+    keep(page, "phone")
+
+
+def test_without_scripts_everything_can_still_be_read(
+    tmp_path: Path, three_runs: list[Path], open_page: Open
+) -> None:
+    page = open_page(report(tmp_path / "page.html", three_runs), java_script_enabled=False)
+    assert page.locator(".card:visible").count() == 8
+    assert not page.locator("#filters").is_visible() and not page.locator("#theme").is_visible()
+    assert page.locator("svg.chart:visible").count() == 4
+
+
+def test_a_script_in_a_question_does_not_run(
+    tmp_path: Path, run_folder: Callable[..., Path], open_page: Open
+) -> None:
+    evil = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>"
+    sample = Sample(id=evil, text=evil, group=evil, prediction=evil, truth=evil)
+    folder = run_folder(samples=[sample], title=evil, command=evil)
+    page = open_page(report(tmp_path / "page.html", [folder]))
+    assert page.evaluate("window.hit") is None
+    assert page.locator(".card h3").inner_text() == evil
+
+
+def test_the_policy_stops_what_slips_through(
+    tmp_path: Path, three_runs: list[Path], browser: "sync_api.Browser"
+) -> None:
+    """Even a page that was tampered with cannot reach out: the browser refuses."""
+    path = report(tmp_path / "page.html", three_runs)
+    leak = '<img id="leak" src="http://192.0.2.1/a.png"></main>'
+    path.write_text(path.read_text().replace("</main>", leak, 1))
+    page = browser.new_page()
+    refused: list[str] = []
+    page.on("console", lambda said: refused.append(said.text))
+    page.goto(path.as_uri())
+    page.close()
+    assert any("Content Security Policy" in text for text in refused)
