@@ -133,6 +133,33 @@ def test_a_folder_is_replaced(tmp_path):
     assert names(tmp_path) == ["c"]
 
 
+def test_everything_is_on_the_disk_before_the_rename_and_the_rename_after_it(tmp_path, monkeypatch):
+    save(tmp_path / "c")
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def note_fsync(descriptor):
+        fsync(descriptor)
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def note_replace(source, target):
+        replace(source, target)
+        done.append((source, target))
+
+    with files.writing(tmp_path / "c") as new:
+        (new / "sub").mkdir()
+        (new / "sub" / "a").write_text("a")
+        (new / "b").write_text("b")
+        monkeypatch.setattr(os, "fsync", note_fsync)
+        monkeypatch.setattr(os, "replace", note_replace)
+    files_first, manifest, folders = done[:2], done[2], done[3:5]
+    assert files_first == [new / "b", new / "sub" / "a"] and manifest == new / files.MANIFEST
+    assert folders == [new / "sub", new]
+    (old, aside), put_in_place, parent = done[5:8]
+    assert old == tmp_path / "c" and aside.name.startswith(".old-")
+    assert put_in_place == (new, tmp_path / "c") and parent == tmp_path
+    assert [source for source, _ in done[8:]] == [aside]  # and only now does the old one go
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, FileNotFoundError])
 def test_an_exception_in_the_body_passes_unchanged_and_the_old_folder_stays(tmp_path, error):
     save(tmp_path / "c", 1)
