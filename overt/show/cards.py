@@ -117,6 +117,11 @@ def scale_css(style: Style = PLAIN) -> str:
     return f"linear-gradient(to right, {', '.join(stops)})"
 
 
+def under_css(style: Style = PLAIN) -> str:
+    """The CSS filter that does to a photo under heat what an overlay does to it."""
+    return f"grayscale({style.fade:g}) brightness({1 - style.dim:g})"
+
+
 def where(cells: Float[np.ndarray, "r c"], geometry: PixelGeometry) -> str:
     """In words, the part of the photo with the largest weight: "top left", "the centre" ..."""
     x0, y0, x1, y1 = geometry.cells(cells.shape)[0, int(np.argmax(cells))].tolist()

@@ -24,20 +24,23 @@ class Style:
     """How a map is drawn.
 
     `colours` is one of matplotlib's perceptually uniform maps. The largest weight is drawn with
-    opacity `strength`, none with none; `fade` takes that much colour out of the photo beneath.
-    `top` is the weight that gets the last colour, for pictures that share one scale. A photo whose
-    longer side is under `side` pixels is enlarged by a whole number, its pixels kept square.
+    opacity `strength`, no weight with none. `fade` is how much colour, and `dim` how much light, is
+    taken out of the photo beneath, so that its own colours do not pass for heat. `top` is the
+    weight that gets the last colour, for pictures that share one scale. A photo whose longer side
+    is under `side` pixels is enlarged by a whole number, its pixels kept square.
     """
 
     colours: str = "inferno"
     strength: float = 0.85
-    fade: float = 0.6
+    fade: float = 0.8
+    dim: float = 0.25
     top: float | None = None
     side: int = 256
     outline: tuple[int, int, int] = (255, 255, 255)
 
 
 PLAIN = Style()
+_LUMA = np.array([0.2126, 0.7152, 0.0722])  # how bright red, green and blue look
 
 
 def overlay(
@@ -57,8 +60,8 @@ def overlay(
     geometry = resized(geometry or PixelGeometry.identity(1, image.shape[:2]), (height, width))
     levels = heat(cells, geometry, style)
     alpha = opacities(style)[levels][..., None]
-    grey = photo.mean(axis=-1, keepdims=True)
-    under = photo + (grey - photo) * style.fade
+    grey = photo @ _LUMA
+    under = (photo + (grey[..., None] - photo) * style.fade) * (1 - style.dim)
     mixed = under * (1 - alpha) + colour_table(style.colours)[levels] * alpha
     picture = np.rint(mixed).clip(0, 255).astype(np.uint8)
     return picture if truth is None else outlined(picture, outline(truth, geometry), style)
@@ -101,8 +104,11 @@ def colour_table(name: str) -> Float[np.ndarray, "256 3"]:
 
 
 def opacities(style: Style = PLAIN) -> Float[np.ndarray, " 256"]:
-    """How opaque each of the 256 levels is: in proportion to the weight."""
-    return style.strength * np.linspace(0, 1, 256)
+    """How opaque each of the 256 levels is.
+
+    It grows as the weight to the power of 0.6: in proportion, the middle would hardly show.
+    """
+    return style.strength * np.linspace(0, 1, 256) ** 0.6
 
 
 def outline(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overt import files
-from overt.show.cards import gallery, scale_css
+from overt.show.cards import gallery, scale_css, under_css
 from overt.show.curves import COLOURS, curves, from_log
 from overt.show.run import Run, read_runs
 from overt.show.table import columns, duration, groups, large, number, size
@@ -71,6 +71,7 @@ def render(runs: Sequence[Run], most: int = 64) -> str:
         charts=[curves(lines, title) for title, lines in charts.items()],
         gallery=gallery([run.gallery for run in runs], most),
         scale=scale_css(),
+        under=under_css(),
     )
     return page.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
 

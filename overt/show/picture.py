@@ -110,7 +110,7 @@ def _draw_words(canvas: "_Canvas", left: int, sample: Sample) -> None:
 def _draw_key(canvas: "_Canvas", style: Style) -> None:
     y = canvas.y
     canvas.text(MARGIN, y, "least attention", SOFT)
-    canvas.paste(MARGIN + 186, y + 6, scale_bar(160, 18, style, under=200))
+    canvas.paste(MARGIN + 186, y + 6, scale_bar(160, 18, style, under=138))
     canvas.text(MARGIN + 360, y, "most", SOFT)
     x = MARGIN + 470
     canvas.draw.rectangle((x, y + 3, x + 28, y + 25), (170, 170, 170), INK, 6)

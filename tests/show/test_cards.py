@@ -11,8 +11,8 @@ from PIL import Image
 
 from overt.geometry import PixelGeometry
 from overt.show import cards
-from overt.show.cards import agreement, gallery, path, scale_css, where
-from overt.show.overlay import PLAIN, colour_table, heat, opacities
+from overt.show.cards import agreement, gallery, path, scale_css, under_css, where
+from overt.show.overlay import PLAIN, Style, colour_table, heat, opacities
 from overt.show.sample import Sample
 
 Make = Callable[..., list[Sample]]
@@ -131,3 +131,7 @@ def test_the_key_runs_through_the_colours_of_the_map() -> None:
     css = scale_css()
     assert css.startswith("linear-gradient(to right, rgb(0 0 4 / 0.00)")
     assert css.endswith("rgb(252 255 164 / 0.85))")
+
+
+def test_the_photo_under_heat_is_treated_as_in_an_overlay() -> None:
+    assert under_css(Style(fade=0.5, dim=0.25)) == "grayscale(0.5) brightness(0.75)"

@@ -71,7 +71,7 @@ def photo_pixels_in_cell(geometry: PixelGeometry, row: int, column: int) -> np.n
 def test_pixels_the_model_never_saw_stay_dark() -> None:
     image = np.full((300, 300, 3), 90, np.uint8)
     geometry = PixelGeometry.identity(1, (300, 300)).crop(100, 100, 100, 100)
-    made = overlay(image, np.ones((2, 2)), geometry)
+    made = overlay(image, np.ones((2, 2)), geometry, Style(dim=0.0))
     inside = made[100:200, 100:200]
     assert (inside != 90).any(axis=-1).all()
     made[100:200, 100:200] = 90
@@ -94,24 +94,24 @@ def test_small_photos_keep_square_pixels_and_get_smooth_heat() -> None:
 
 
 def test_heat_follows_the_formula() -> None:
-    """At the centre of a cell: colour and photo mixed by strength times weight over the largest."""
+    """At the centre of a cell, colour and photo are mixed by the opacity of its weight."""
     image = np.full((256, 256, 3), 200, np.uint8)
     cells = np.array([[0.0, 0.5], [0.0, 1.0]])
-    made = overlay(image, cells, style=Style(strength=0.8, fade=0.0, top=1.0))
+    made = overlay(image, cells, style=Style(strength=0.8, fade=0.0, dim=0.0, top=1.0))
     for (row, column), weight in np.ndenumerate(cells):
         level = round(255 * weight)
-        expected = (
-            200 * (1 - 0.8 * level / 255) + colour_table("inferno")[level] * 0.8 * level / 255
-        )
-        np.testing.assert_allclose(made[64 + 128 * row, 64 + 128 * column], expected, atol=5)
+        alpha = 0.8 * (level / 255) ** 0.6
+        expected = 200 * (1 - alpha) + colour_table("inferno")[level] * alpha
+        np.testing.assert_allclose(made[64 + 128 * row, 64 + 128 * column], expected, atol=8)
 
 
-def test_fade_takes_colour_out_of_the_photo_beneath() -> None:
+def test_fade_and_dim_take_colour_and_light_out_of_the_photo_beneath() -> None:
     image = np.zeros((256, 256, 3), np.uint8)
     image[..., 0] = 90
     nothing = np.zeros((2, 2))
-    assert (overlay(image, nothing, style=Style(fade=0.0)) == image).all()
-    assert (overlay(image, nothing, style=Style(fade=1.0)) == 30).all()
+    assert (overlay(image, nothing, style=Style(fade=0.0, dim=0.0)) == image).all()
+    assert (overlay(image, nothing, style=Style(fade=1.0, dim=0.0)) == round(90 * 0.2126)).all()
+    assert (overlay(image, nothing, style=Style(fade=0.0, dim=0.5)) == image // 2).all()
 
 
 def test_a_map_that_prefers_nothing_looks_pale() -> None:
@@ -185,7 +185,7 @@ def test_a_share_says_how_much_evidence_counts() -> None:
 def test_the_outline_is_drawn_on_the_picture() -> None:
     image = np.full((256, 256, 3), 128, np.uint8)
     truth = one_hot(2, 2, 0, 1)
-    style = Style(fade=0.0, outline=(0, 255, 0))
+    style = Style(fade=0.0, dim=0.0, outline=(0, 255, 0))
     made = overlay(image, np.zeros((2, 2)), style=style, truth=truth)
     rows, columns = np.nonzero((made == (0, 255, 0)).all(axis=-1))
     assert columns.min() == pytest.approx(128, abs=2) and rows.max() == pytest.approx(128, abs=2)
