@@ -87,6 +87,18 @@ class Gallery:
         """The groups there are, in order of the alphabet."""
         return sorted({card.group for card in self.cards if card.group})
 
+    @property
+    def has(self) -> dict[str, bool]:
+        """What any of the views shows, so that nothing else is explained or offered."""
+        views = [view for card in self.cards for view in card.views]
+        return {
+            "heat": any(view.heat for view in views),
+            "outline": any(view.outline for view in views),
+            "words": any(view.words for view in views),
+            "inside": any(view.inside is not None for view in views),
+            "right": any(view.right is not None for view in views),
+        }
+
 
 def gallery(galleries: Sequence[Sequence[Sample]], most: int = 64) -> Gallery:
     """The cards of samples that the runs share by id, those of most runs first, at most `most`."""

@@ -121,7 +121,7 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Time", "seconds", duration),
         ("Samples a second", "samples_per_second", lambda value: number(value, 0)),
         ("Parameters", "parameters", large),
-        ("FLOPs", "flops", large),
+        ("FLOPs a sample", "flops", large),
         ("Peak memory", "peak_memory", size),
         ("Started", "started", lambda value: str(value)[:16].replace("T", " ")),
         ("Commit", "commit", _commit),

@@ -68,8 +68,10 @@
       return order === "up" ? a.score - b.score : b.score - a.score;
     });
     gallery.append(...sorted.map((item) => item.card));
-    gallery.classList.toggle("no-heat", !document.getElementById("f-heat").checked);
-    gallery.classList.toggle("no-outline", !document.getElementById("f-outline").checked);
+    for (const layer of ["heat", "outline"]) {
+      const box = document.getElementById(`f-${layer}`);
+      gallery.classList.toggle(`no-${layer}`, box !== null && !box.checked);
+    }
     document.getElementById("count").textContent = `${shown} of ${cards.length} shown`;
     document.getElementById("none").hidden = shown > 0;
   }

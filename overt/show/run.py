@@ -14,8 +14,8 @@ from overt.errors import BadInput, Damaged
 from overt.show.sample import Sample, load_gallery
 
 _UNFINISHED = {
-    "running": "has not ended: it is still going, or was killed; `--resume` continues it",
-    "stopped": "was stopped before its end; `--resume` continues it",
+    "running": "has not ended: it is still going, or was killed; run it again with --resume",
+    "stopped": "was stopped before its end; run it again with --resume",
     "failed": "failed before its end",
 }
 

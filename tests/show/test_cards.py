@@ -114,6 +114,13 @@ def test_what_is_missing_is_said(samples: Make) -> None:
     assert gallery([[]]).cards == () and gallery([[], []]).photos == ()
 
 
+def test_a_gallery_knows_what_it_has_to_explain(samples: Make) -> None:
+    everything = {"heat": True, "outline": True, "words": True, "inside": True, "right": True}
+    assert gallery([samples("soft attention", 1)]).has == everything
+    bare = gallery([[Sample(id="a", text="who?", prediction="me")]])
+    assert bare.has == dict.fromkeys(everything, False)
+
+
 def test_outlines_are_paths_in_pixels_of_the_photo() -> None:
     assert (
         path([[(0, 10), (10.5, 10), (10.5, 20), (0, 20), (0, 10)]]) == "M0,10L10.5,10L10.5,20L0,20Z"

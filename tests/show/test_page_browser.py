@@ -256,6 +256,20 @@ def test_without_scripts_everything_can_still_be_read(
     assert page.locator("svg.chart:visible").count() == 4
 
 
+def test_samples_of_text_alone_offer_only_what_they_have(
+    tmp_path: Path, run_folder: Callable[..., Path], open_page: Open
+) -> None:
+    samples = [
+        Sample(id=str(i), text=f"who is {i}?", prediction="me", truth=truth)
+        for i, truth in enumerate(("me", "you"))
+    ]
+    page = open_page(report(tmp_path / "page.html", [run_folder(samples=samples)]))
+    selects = page.locator("#filters select, #filters input")
+    assert selects.evaluate_all("all => all.map(s => s.id)") == ["f-answer"]
+    page.get_by_label("Answer", exact=True).select_option("wrong")
+    assert shown(page) == [2]
+
+
 def test_a_script_in_a_question_does_not_run(
     tmp_path: Path, run_folder: Callable[..., Path], open_page: Open
 ) -> None:

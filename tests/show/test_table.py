@@ -133,3 +133,21 @@ def test_groups_in_percent_have_an_axis_to_100() -> None:
     one = {"groups": {"accuracy": {"a": {"value": 62.0, "chance": 25}, "b": {"value": 0.5}}}}
     a, b = groups([one])["Accuracy"]
     assert a.bars[0].reach == 0.62 and a.chance == 0.25 and b.bars[0].reach == 0.005
+
+
+def test_direction_is_also_read_from_higher_is_better() -> None:
+    def value(number: float, better: bool | None) -> dict[str, Any]:
+        return {"value": number, "unit": "nats", "higher_is_better": better, "split": "test"}
+
+    found = columns([run(score=value(1.0, True), KL=value(0.2, False), entropy=value(3.0, None))])
+    assert [column.arrow for column in found] == ["↑", "↓", ""]
+
+
+def test_spearman_is_the_rank_correlation() -> None:
+    one = run(1.0, accuracy=entry(0.5), deletion=entry(0.1), Spearman=entry(0.3))
+    assert [column.title for column in columns([one])] == [
+        "Accuracy",
+        "Spearman",
+        "Seconds",
+        "Deletion",
+    ]
