@@ -244,7 +244,35 @@ def demo(
     data: Data = None,
 ) -> None:
     """Train small models with and without attention on drawn scenes, and show where they look."""
-    raise Failed("not yet")
+    from overt.recipes import checks, folder
+    from overt.recipes import demo as showing
+
+    wanted = showing.pick(_split(rows))
+    checks.device(device)
+    root = checks.data_root(data)
+    _one_process("demo")
+    folder.usable(out)
+    folder.try_writing(out)
+    results = showing.run_demo(
+        out, wanted, seed=seed, device=device, data_root=root, command=_command(context), say=_say
+    )
+
+    from overt.show.table import columns
+
+    made = columns(results)
+    header = ["row", *(f"{one.title} {one.arrow}".rstrip() for one in made)]
+    lines = []
+    for number, one in enumerate(results):
+        cells = [column.cells[number] for column in made]
+        lines.append([str(one.get("title") or one["recipe"]), *(cell.text for cell in cells)])
+    print()
+    _print(f"The demo, seed {seed}", header, lines)
+    page = out / "report.html"
+    print(
+        f"\nLook at {page}: the same questions side by side, and where each model looked."
+        "\nNext: `overt demo --rows all` adds a row for every paper, `overt list` shows all"
+        "\nrecipes, and `overt run scenes-soft --out runs/soft` trains for longer."
+    )
 
 
 @app.command()

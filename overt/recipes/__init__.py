@@ -21,12 +21,7 @@ def find(name: str) -> Recipe:
 
     known = recipes()
     if name not in known:
-        near = settings.nearest(name, known)
-        raise BadInput(
-            f"there is no recipe {name[:60]!r}; "
-            + (settings.offer(near) if near else "`overt list` shows them all")
-            + "."
-        )
+        raise BadInput(f"there is no recipe {name[:60]!r}; {settings.offer(name, known)}.")
     return known[name]()
 
 

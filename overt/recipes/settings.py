@@ -71,7 +71,7 @@ def apply(recipe: R, changes: Sequence[str]) -> R:
                 f"--set {_quote(change)} has no '='; write KEY=VALUE, as in --set train.epochs=2."
             )
         if key not in known:
-            raise BadInput(f"{recipe.name} has no setting {_quote(key)}; {_nearest(key, known)}.")
+            raise BadInput(f"{recipe.name} has no setting {_quote(key)}; {_offer_key(key, known)}.")
         field, hint = known[key]
         values[key] = _read(key, text.strip(), hint, _range(field))
     return _rebuilt(recipe, values)
@@ -132,9 +132,12 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name[:80], names, n=count, cutoff=0.5)
 
 
-def offer(names: Sequence[str]) -> str:
-    """The names as the end of a sentence that refused another one."""
-    return f"the nearest {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+def offer(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that refused a name: the nearest that are known, or else all."""
+    known = list(known)
+    near = nearest(name, known)
+    verb = "is" if len(near or known) == 1 else "are"
+    return f"the nearest {verb} {', '.join(near)}" if near else f"there {verb} {', '.join(known)}"
 
 
 # Walking a recipe
@@ -330,13 +333,12 @@ def _limits(bounds: Bounds) -> str:
     return f" of at most {high}" if math.isfinite(high) else ""
 
 
-def _nearest(key: str, known: Iterable[str]) -> str:
-    """The nearest keys as the end of a sentence; without one, all that share its last part."""
+def _offer_key(key: str, known: Iterable[str]) -> str:
+    """As `offer`, but a key with the same last part comes first: epochs for train.epochs."""
     known = list(known)
     last = key.rpartition(".")[2]
     same = [one for one in known if last and one.rpartition(".")[2] == last]
-    found = list(dict.fromkeys([*same, *nearest(key, known)]))[:3]
-    return offer(found) if found else f"it has {', '.join(known)}"
+    return f"the nearest is {same[0]}" if len(same) == 1 else offer(key, same or known)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -29,8 +29,7 @@ def find(name: str) -> Table:
     """The table of this name; another name is answered with the nearest."""
     known = tables()
     if name not in known:
-        near = settings.nearest(name, known) or list(known)
-        raise BadInput(f"there is no table {name!r}; {settings.offer(near)}.")
+        raise BadInput(f"there is no table {name[:60]!r}; {settings.offer(name, known)}.")
     return known[name]
 
 
@@ -39,8 +38,9 @@ def pick(table: Table, labels: Sequence[str]) -> tuple[Row, ...]:
     known = [row.label for row in table.rows]
     for label in labels:
         if label not in (*known, "all"):
-            near = settings.nearest(label, known) or known
-            raise BadInput(f"table {table.name} has no row {label!r}; {settings.offer(near)}.")
+            raise BadInput(
+                f"table {table.name} has no row {label[:60]!r}; {settings.offer(label, known)}."
+            )
     everything = not labels or "all" in labels
     return tuple(row for row in table.rows if everything or row.label in labels)
 

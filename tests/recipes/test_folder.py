@@ -12,6 +12,7 @@ from overt import files
 from overt.errors import BadInput, Damaged
 from overt.recipes import folder, settings
 from overt.recipes.recipe import Recipe
+from tests.toys import HOLD
 
 Write = Callable[..., dict[str, Any]]
 
@@ -87,7 +88,7 @@ def test_a_run_goes_on_only_as_it_began(tmp_path: Path, recipe: Recipe, write_ru
 def test_another_recipe_is_named(tmp_path: Path, toy_table: Any, write_run: Write) -> None:
     write_run(tmp_path, toy_table.rows[0].recipe(), status="running")
     said = refused(tmp_path, toy_table.rows[2].recipe(), resume=True)
-    assert "the recipe is stated, was toy." in said
+    assert "the recipe is toy-stated, was toy." in said
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path, recipe: Recipe) -> None:
@@ -120,12 +121,8 @@ def test_a_run_in_the_hands_of_another_process_is_refused(
     tmp_path: Path, recipe: Recipe, write_run: Write
 ) -> None:
     write_run(tmp_path, recipe, status="running")
-    code = (
-        "import sys; from pathlib import Path; from overt import files\n"
-        "with files.lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
+        [sys.executable, "-c", HOLD, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -129,8 +129,8 @@ def test_the_last_of_two_wins_and_nothing_leaves_the_recipe_as_it_is() -> None:
     [
         ("train.epoch=3", "toy has no setting 'train.epoch'; the nearest are train.epochs"),
         ("epochs=3", "the nearest is train.epochs"),
-        ("model.heads=3", "the nearest are model.head.heads"),
-        ("quite.another=3", "it has data.name, data.limit"),
+        ("model.heads=3", "the nearest is model.head.heads"),
+        ("quite.another=3", "there are data.name, data.limit"),
         ("name=x", "no setting 'name'"),
         ("data=x", "no setting 'data'"),
         ("=3", "no setting ''"),

@@ -14,6 +14,7 @@ from overt.errors import BadInput, Damaged, Failed, Stopped
 from overt.recipes import folder, recipes, settings, tables
 from overt.recipes.comparison import Filled, Table
 from overt.recipes.tables import made, pick, run_table
+from tests.toys import HOLD
 
 Asked = list[tuple[str, float, int, bool]]
 Write = Callable[..., dict[str, Any]]
@@ -39,8 +40,8 @@ def test_every_row_runs_once_a_seed(fill: Callable[..., Filled], runner: Asked) 
         ("toy", 1.0, 1, False),
         ("toy", 2.0, 0, False),
         ("toy", 2.0, 1, False),
-        ("stated", 1.0, 0, False),
-        ("stated", 1.0, 1, False),
+        ("toy-stated", 1.0, 0, False),
+        ("toy-stated", 1.0, 1, False),
     ]
     assert not filled.failures
     cell = filled.cell("wide", "accuracy")
@@ -188,7 +189,7 @@ def test_rows_are_picked_by_name(toy_table: Table) -> None:
     assert pick(toy_table, []) == pick(toy_table, ["all"]) == toy_table.rows
     with pytest.raises(BadInput, match="table toys has no row 'wid'; the nearest is wide"):
         pick(toy_table, ["wid"])
-    with pytest.raises(BadInput, match="the nearest are plain, wide, stated"):
+    with pytest.raises(BadInput, match="there are plain, wide, stated"):
         pick(toy_table, ["?"])
 
 
@@ -200,12 +201,8 @@ def test_the_users_changes_come_after_the_rows(toy_table: Table) -> None:
 def test_two_processes_do_not_fill_one_table(
     fill: Callable[..., Filled], runner: Asked, tmp_path: Path
 ) -> None:
-    code = (
-        "import sys; from pathlib import Path; from overt import files\n"
-        "with files.lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "out")],
+        [sys.executable, "-c", HOLD, str(tmp_path / "out")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -233,6 +230,12 @@ def test_every_shipped_table_fits_its_recipes(name: str) -> None:
             settings.apply(made(row, []), [key])
 
 
-def test_unknown_tables_are_answered_with_the_nearest() -> None:
-    with pytest.raises(BadInput, match="there is no table 'scene'; the nearest is scenes"):
-        tables.find("scene")
+def test_unknown_tables_are_answered_with_the_nearest(
+    toy_table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "tables", lambda: {"toys": toy_table})
+    assert tables.find("toys") is toy_table
+    with pytest.raises(BadInput, match="there is no table 'toy'; the nearest is toys"):
+        tables.find("toy")
+    with pytest.raises(BadInput, match="there is no table '!'; there is toys"):
+        tables.find("!")

@@ -1,0 +1,463 @@
+"""The commands: what they print, what they pass on, what they import, and how each ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overt import cli, files
+from overt.errors import BadInput, Damaged, Failed, Stopped
+from overt.recipes import find, folder, recipes, settings, tables
+from overt.recipes.recipe import Recipe
+from tests import toys
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("torch", "numpy", "scipy", "transformers", "accelerate", "matplotlib", "PIL")
+REAL = recipes()
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands find toys and no recipes."""
+    monkeypatch.setattr("overt.recipes.recipes", lambda: dict(toys.RECIPES))
+    monkeypatch.setattr(tables, "tables", lambda: {"toys": toys.TABLE, "needy": toys.NEEDY})
+    for name in ("OVERT_DATA", "OVERT_TRACEBACK", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """`call("run", ...)` gives the exit code, what was printed, and what was said on stderr."""
+
+    def call(*args: str | Path) -> tuple[int, str, str]:
+        code = cli.main([str(one) for one in args])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What `running.run` was asked; it leaves results behind and trains nothing."""
+    found: list[dict[str, Any]] = []
+
+    def run(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any]:
+        found.append({"recipe": recipe, "out": out, **options})
+        return toys.leave(out, recipe, options["seed"])
+
+    monkeypatch.setattr("overt.recipes.running.run", run)
+    return found
+
+
+# What there is
+
+
+def test_the_version_is_the_installed_one(call: Call) -> None:
+    from importlib.metadata import version
+
+    assert call("--version") == (0, f"overt {version('overt')}\n", "")
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["run", "--help"], ["data", "--help"]])
+def test_help_is_help(call: Call, args: list[str]) -> None:
+    code, out, err = call(*args)
+    assert code == 0 and "Usage: overt" in out and err == ""
+
+
+def test_list_names_every_recipe_and_table(call: Call) -> None:
+    code, out, _ = call("list")
+    assert code == 0
+    for name in ("toy", "toy-stated", "toys", "needy"):
+        assert f"\n{name} " in out
+    assert "\x1b" not in out and max(map(len, out.splitlines())) < 400
+
+
+def test_list_json_is_for_programs(call: Call) -> None:
+    code, out, _ = call("list", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [one["name"] for one in found["recipes"]] == list(toys.RECIPES)
+    mine = found["recipes"][1]
+    assert mine["settings"] == settings.to_json(toys.toy_stated())
+    assert mine["takes"]["train.epochs"] == "a whole number of at least 1"
+    assert mine["paper"]["accuracy"]["value"] == 0.75
+    assert json.loads(call("list", "toy-stated", "--json")[1])["recipes"] == [mine]
+    assert found["tables"][0]["rows"][1] == {
+        "row": "wide",
+        "recipe": "toy",
+        "set": ["model.width=2"],
+    }
+
+
+def test_list_of_one_recipe_shows_its_paper_and_settings(call: Call) -> None:
+    code, out, _ = call("list", "toy-stated")
+    assert code == 0
+    for word in ("75 % of all toys are accurate", "0.75 share", "Table 1, row 2"):
+        assert word in out
+    for key in settings.flatten(toys.toy_stated()):
+        assert f"\n{key} " in out
+
+
+@pytest.mark.parametrize("name", list(REAL))
+def test_every_recipe_has_the_common_keys_and_states_what_it_is(name: str) -> None:
+    recipe = REAL[name]()
+    assert recipe.name == name and recipe.about
+    assert {"data.limit", "model.width", "train.epochs", "train.steps"} <= set(
+        settings.flatten(recipe)
+    )
+    assert settings.restore(recipe, json.loads(json.dumps(settings.to_json(recipe)))) == recipe
+    assert REAL[name].__doc__
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
+    with pytest.raises(BadInput, match=r"no recipe 'toy-state'; the nearest are toy-stated, toy"):
+        find("toy-state")
+    with pytest.raises(BadInput, match="there are toy, toy-stated, toy-files"):
+        find("?")
+
+
+# Run
+
+
+def test_run_passes_on_what_it_is_given(
+    call: Call, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    args = ["run", "toy", "--out", tmp_path / "a", "--seed", "7", "--device", "cpu"]
+    args += ["--data", tmp_path, "--set", "data.limit=5", "--set", "train.rate=0.5"]
+    code, out, err = call(*args)
+    assert (code, err) == (0, "")
+    (given,) = asked
+    assert given["recipe"] == settings.apply(toys.toy(), ["data.limit=5", "train.rate=0.5"])
+    assert given["command"] == ["overt", *map(str, args)]
+    del given["recipe"], given["command"]
+    assert given == {
+        "out": tmp_path / "a",
+        "seed": 7,
+        "device": "cpu",
+        "data_root": tmp_path,
+        "resume": False,
+    }
+    assert "accuracy" in out and "0.32 [0.2, 0.6]" in out and str(tmp_path / "a") in out
+
+
+def test_a_finished_run_is_shown_again_and_not_run(
+    call: Call, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    call("run", "toy", "--out", tmp_path / "a")
+    code, out, _ = call("run", "toy", "--out", tmp_path / "a", "--resume")
+    assert code == 0 and "accuracy" in out and "nothing was run" in out
+    assert len(asked) == 1
+
+
+def test_nothing_is_made_before_all_is_checked(
+    call: Call, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    code, _, _ = call("run", "toy", "--out", tmp_path / "a", "--set", "train.rate=x")
+    assert (code, asked, list(tmp_path.iterdir())) == (2, [], [])
+
+
+# Tables
+
+
+def test_table_prints_mean_and_deviation_and_reuses_rows(
+    call: Call, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    args = ["table", "toys", "--out", tmp_path, "--rows", "stated", "--seeds", "2"]
+    args += ["--set", "data.limit=8"]
+    code, out, err = call(*args)
+    assert code == 0, err
+    line = next(line for line in out.splitlines() if line.startswith("stated"))
+    assert line.split() == "stated 0.255 ± 0.007 0.750 19.50 ± 0.71 2 2 run".split()
+    assert [one["seed"] for one in asked] == [0, 1]
+    code, out, err = call(*args)
+    assert code == 0 and "2 reused" in out and len(asked) == 2
+    assert err.count("reused from") == 2
+
+
+def test_a_failed_row_is_exit_1_and_the_table_is_printed(
+    call: Call, asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.recipes import running
+
+    working = running.run
+
+    def run(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any]:
+        if options["seed"] == 1:
+            raise Failed("the loss is not finite.")
+        return working(recipe, out, **options)
+
+    monkeypatch.setattr(running, "run", run)
+    args = ["table", "toys", "--out", tmp_path, "--rows", "plain, wide", "--seeds", "2"]
+    code, out, err = call(*args)
+    assert code == 1 and "1 run, 1 failed" in out
+    last = err.splitlines()[-1]
+    assert last.startswith("overt: 2 of 4 runs failed") and "the loss is not finite" in last
+
+
+def test_tables_run_in_one_process(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = call("table", "toys", "--out", tmp_path)
+    assert code == 2 and "runs in one process" in err
+
+
+# The demo
+
+
+def test_demo_prints_its_rows_and_where_to_look(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def run_demo(out: Path, rows: Any, **options: Any) -> list[dict[str, Any]]:
+        asked.update(options, out=out, rows=rows)
+        pointing = {"value": 0.75, "unit": "share", "split": "test", "n": 9}
+        first, second = toys.results_of(toys.toy()), toys.results_of(toys.toy(), 1)
+        return [
+            {**first, "title": "no attention"},
+            {**second, "title": "soft", "ours": {**second["ours"], "pointing": pointing}},
+        ]
+
+    fake = SimpleNamespace(pick=lambda labels: tuple(labels or ("a", "b")), run_demo=run_demo)
+    monkeypatch.setitem(sys.modules, "overt.recipes.demo", fake)
+    monkeypatch.setattr("overt.recipes.demo", fake, raising=False)
+    code, out, err = call("demo", "--out", tmp_path / "d", "--rows", "a,b", "--seed", "3")
+    assert code == 0, err
+    assert (asked["out"], asked["rows"], asked["seed"]) == (tmp_path / "d", ("a", "b"), 3)
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert "accuracy" in lines["row"].lower() and "pointing" in lines["row"].lower()
+    assert "0.750" in lines["soft"] and "0.250" in lines["no attention"]
+    assert str(tmp_path / "d" / "report.html") in out
+
+
+def test_demo_knows_its_rows(call: Call, tmp_path: Path) -> None:
+    pytest.importorskip("overt.recipes.demo")
+    code, _, err = call("demo", "--out", tmp_path / "d", "--rows", "nothing")
+    assert code == 2 and "nothing" in err and not (tmp_path / "d").exists()
+
+
+# Report, doctor, data
+
+
+def test_report_writes_one_page_about_runs_and_folders_of_runs(call: Call, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        toys.leave(tmp_path / "t/soft" / f"seed-{seed}", toys.toy(), seed)
+    code, out, err = call("report", tmp_path / "t", "--out", tmp_path / "page.html")
+    assert (code, out) == (0, f"{tmp_path / 'page.html'}\n"), err
+    assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_report_does_not_change_a_finished_run(call: Call, tmp_path: Path) -> None:
+    toys.leave(tmp_path, toys.toy())
+    code, _, err = call("report", tmp_path, "--out", tmp_path / "report.html")
+    assert code == 2 and "would change a finished run" in err
+    assert files.is_whole(tmp_path)
+
+
+def test_doctor_tells_a_whole_run_from_a_broken_one(call: Call, tmp_path: Path) -> None:
+    toys.leave(tmp_path, toys.toy())
+    code, out, err = call("doctor", tmp_path)
+    assert code == 0 and "a finished run of" in out, err
+    (tmp_path / folder.RESULTS).write_text("{}")
+    code, out, err = call("doctor", tmp_path)
+    assert code == 2 and "results.json" in err and "lock" in out
+
+
+def test_doctor_looks_at_the_machine(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("doctor", "--data", tmp_path)
+    assert code == 0, err
+    for word in ("python", "torch", "accelerate", "cpu", "data cifar10", "cache folder", "browser"):
+        assert f"\n{word} " in out
+
+
+def test_data_list_and_check(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call("data", "list", "--data", tmp_path)
+    assert code == 0 and "cifar10" in out and str(tmp_path) in out
+    assert call("data")[0] == 0
+    (tmp_path / "trec").mkdir()
+    for name in ("train_5500.label", "TREC_10.label"):
+        (tmp_path / "trec" / name).write_bytes(b"HUM:ind Who ?\nbroken\n")
+    code, out, err = call("data", "check", "trec6", "--data", tmp_path)
+    assert code == 2 and "line 2" in err and "(and 1 more)" in err and out.count("trec6") == 2
+
+
+def test_data_prepare_names_what_was_done(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.data import sets
+
+    def prepare(root: Path, name: str, on_progress: Any = None) -> str:
+        on_progress(1, 2)
+        return f"{name} was fetched into {root}."
+
+    monkeypatch.setattr(sets, "prepare", prepare)
+    code, out, _ = call("data", "prepare", "trec6", "cifar10", "--data", tmp_path / "new")
+    assert code == 0 and out.count("was fetched into") == 2
+
+
+# How a command ends
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (BadInput("no such thing."), 2, "overt: no such thing.\n"),
+        (Damaged("a file\nis broken."), 2, "overt: a file is broken.\n"),
+        (Failed("disk full."), 1, "overt: disk full.\n"),
+        (Stopped("stopped and saved.", signal.SIGINT), 130, "overt: stopped and saved.\n"),
+        (Stopped("stopped and saved.", signal.SIGTERM), 143, "overt: stopped and saved.\n"),
+        (KeyboardInterrupt(), 130, "overt: stopped at once"),
+        (MemoryError(), 1, "overt: there was not enough memory"),
+        (OSError(28, "No space left on device"), 1, "overt: the system refused"),
+        (ZeroDivisionError("oh\x1b[31m no"), 1, "overt: a defect in overt, not in what you gave"),
+    ],
+)
+def test_every_end_has_its_code_and_one_sentence(
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def run(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("overt.recipes.running.run", run)
+    ended, _, err = call("run", "toy", "--out", tmp_path / "a")
+    assert ended == code
+    assert err.startswith(said) and err.count("\n") == 1
+    assert "Traceback" not in err and "\x1b" not in err
+
+
+def test_the_traceback_is_there_for_who_asks(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*args: Any, **options: Any) -> Any:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("overt.recipes.running.run", run)
+    monkeypatch.setenv("OVERT_TRACEBACK", "1")
+    code, _, err = call("run", "toy", "--out", tmp_path / "a")
+    assert code == 1 and "Traceback" in err and "ZeroDivisionError: oh" in err
+
+
+def test_a_terminal_gets_a_drawn_table(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_plain", lambda: False)
+    code, out, _ = call("list")
+    assert code == 0 and "│" in out
+
+
+# In a process of its own
+
+TOYS = (
+    "from tests import toys\n"
+    "import overt.recipes\n"
+    "from overt.recipes import tables\n"
+    "overt.recipes.recipes = lambda: toys.RECIPES\n"
+    "tables.tables = lambda: {'toys': toys.TABLE}\n"
+)
+
+
+def python(program: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, **options}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, text=True, check=False, timeout=120, cwd=ROOT, **options)
+
+
+def test_quick_answers_import_nothing_heavy() -> None:
+    run = ["run", "toy", "--out", "/tmp/never-made"]
+    lines = {
+        0: [["--help"], ["--version"], ["list"], ["list", "toy", "--json"], ["data", "list"]],
+        2: [
+            [*run, "--set", "train.epochs=0"],
+            [*run, "--device", "gpu"],
+            [*run, "--data", "/dev/null"],
+            [*run, "--resume"],
+            ["run", "toy", "--out", "/dev/null/never"],
+            ["run", "toy-files", "--out", "/tmp/never-made"],
+            ["table", "nothing", "--out", "/tmp/never-made"],
+            ["table", "toys", "--out", "/tmp/never-made", "--set", "x=1"],
+        ],
+    }
+    program = (
+        "import sys\n"
+        "from overt.cli import main\n"
+        "assert main(['list', '--json']) == 0\n"  # the real recipes
+        f"{TOYS}"
+        f"for code, lines in {lines!r}.items():\n"
+        "    for line in lines:\n"
+        "        assert main(line) == code, line\n"
+        f"        heavy = set({HEAVY!r}) & set(sys.modules)\n"
+        "        assert not heavy, (line, heavy)\n"
+    )
+    done = python(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("overt: ") == len(lines[2])
+    assert not Path("/tmp/never-made").exists()
+
+
+def test_nobody_reads_on_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = python(LIST, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+LIST = "import sys; from overt.cli import main; sys.exit(main(['list']))"
+
+
+def test_a_full_disk_behind_stdout_is_said() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = python(LIST, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "No space left" in done.stderr
+
+
+def test_a_narrow_encoding_is_no_error() -> None:
+    program = f"{TOYS}import sys; from overt.cli import main; sys.exit(main(['list', 'toy']))"
+    done = python(program, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_m_overt_is_overt() -> None:
+    command = [sys.executable, "-m", "overt", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith("overt: Missing argument")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("overt run toy", "toy-stated"),
+        ("overt run toy --set train.e", "train.epochs="),
+        ("overt table toys --set train.e", "train.epochs="),
+        ("overt table to", "toys"),
+        ("overt data check cif", "cifar100"),
+        ("overt do", "doctor"),
+    ],
+)
+def test_the_shell_completes(
+    call: Call, monkeypatch: pytest.MonkeyPatch, words: str, wanted: str
+) -> None:
+    monkeypatch.setenv("_OVERT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    code, out, _ = call()
+    assert code == 0 and wanted in out.split()
