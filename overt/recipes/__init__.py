@@ -9,8 +9,6 @@ from overt.recipes.recipe import Recipe
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
     """Every recipe by name, in the order in which they are listed."""
-    from overt.recipes import scenes
-
     every: tuple[Callable[[], Recipe], ...] = ()
     return {make().name: make for make in every}
 
