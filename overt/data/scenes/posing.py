@@ -25,16 +25,20 @@ from overt.data.scenes.questions import (
     FAMILIES,
     RELATIONS,
     SPOKEN,
+    WHICH,
+    YES_NO,
     Description,
     Program,
     Question,
     put_question,
+    spoken,
 )
 from overt.data.scenes.world import (
     ATTRIBUTES,
     COLORS,
     FEWEST,
     MOST,
+    SHAPES,
     SIZES,
     VALUES,
     Dice,
@@ -48,6 +52,8 @@ from overt.errors import BadInput
 
 GAP = 0.14  # how clearly one thing lies to the left of, or above, another
 SINGLE = 0.3  # how often a description has one attribute and not two
+# How often each attribute is named: people too say color and shape before size and texture.
+NAMED = {"color": 4, "shape": 3, "size": 1, "texture": 1}
 NEAR_MISS = 0.5  # how often a thing no question needs shares an attribute with a description
 PATIENCE = 200  # how often a scene is built anew before the words are drawn anew
 VARIETY = 12  # how many kinds must be left for the things no question needs
@@ -69,11 +75,10 @@ def pose(
     dice = Dice(key(split, seed, index, 1))
     asked = draft(dice, count, families)
     chosen, total = [program.family for program in asked.programs], asked.total
-    programs = asked.programs
     while True:
         for _ in range(PATIENCE):
-            plan = Plan(programs, spare=total - _room(chosen))
-            plan.plant(dice, asked.answers)
+            plan = Plan(asked.programs, spare=total - _room(chosen))
+            plan.plant(dice, asked.drawn)
             plan.fill(dice, total)
             kinds = [_any(dice, slot) for slot in plan.slots]
             spots = places(dice, [kind["size"] for kind in kinds], plan.apart)
@@ -81,27 +86,36 @@ def pose(
                 pairs = dice.sample(list(zip(kinds, spots, strict=True)), total)
                 things = tuple(put(dice, kind, spot) for kind, spot in pairs)
                 scene = Scene(split, seed, index, things, background(dice))
-                questions = tuple(put_question(program, scene) for program in programs)
+                questions = tuple(put_question(program, scene) for program in asked.programs)
                 assert [question.answer for question in questions] == asked.answers
                 return scene, questions
-        programs = _programs(dice, chosen)  # no room in all these tries; tests have not seen it
+        # no room in all these tries; tests have not seen it
+        asked = asked._replace(programs=_programs(dice, chosen))
 
 
 class Draft(NamedTuple):
     """What will be asked and answered, and how many things there will be, before any scene is."""
 
     programs: list[Program]
-    answers: list[str]
+    drawn: list[str]
     total: int
+
+    @property
+    def answers(self) -> list[str]:
+        """The answers in words; a choice between two things is drawn as yes, the first, or no."""
+        return [
+            spoken(program, drawn == "yes") if program.family in WHICH else drawn
+            for program, drawn in zip(self.programs, self.drawn, strict=True)
+        ]
 
 
 def draft(dice: Dice, count: int = 4, families: Sequence[str] = ALL) -> Draft:
     """Draw families, answers, the number of things and the words: answers never see the words."""
     chosen = _families(dice, count, families)
-    answers = [dice.pick(FAMILIES[family]) for family in chosen]
+    drawn = [dice.pick(YES_NO if family in WHICH else FAMILIES[family]) for family in chosen]
     least = max(FEWEST, _room(chosen))
     total = least + dice.below(MOST - least + 1)
-    return Draft(_programs(dice, chosen), answers, total)
+    return Draft(_programs(dice, chosen), drawn, total)
 
 
 def check_families(families: Sequence[str], count: int) -> None:
@@ -159,14 +173,12 @@ def _program(dice: Dice, family: str) -> Program:
         case "exist" | "count":
             return Program(family, (_description(dice),))
         case "compare":
-            sides = (_description(dice, "size"), _description(dice, "size"))
-            return Program(family, sides, dice.pick(tuple(COMPARISONS)))
+            return Program(family, _two_names(dice), dice.pick(tuple(COMPARISONS)))
         case "same":
             about = dice.pick(ATTRIBUTES)
             return Program(family, (_description(dice, about), _description(dice, about)), about)
         case "spatial":
-            sides = (_description(dice), _description(dice))
-            return Program(family, sides, dice.pick(tuple(RELATIONS)))
+            return Program(family, _two_names(dice), dice.pick(tuple(RELATIONS)))
         case "relate":
             sides = (_description(dice, "color"), _description(dice))
             return Program(family, sides, dice.pick(tuple(RELATIONS)))
@@ -177,9 +189,18 @@ def _program(dice: Dice, family: str) -> Program:
 
 def _description(dice: Dice, hidden: str = "") -> Description:
     """One or two attributes, never the hidden one, in the order of speech."""
-    names = [name for name in SPOKEN if name != hidden]
-    told = dice.sample(names, 1 if dice.random() < SINGLE else 2)
+    pool = [name for name in SPOKEN if name != hidden for _ in range(NAMED[name])]
+    told = {dice.pick(pool)}
+    if dice.random() >= SINGLE:
+        told.add(dice.pick([name for name in pool if name not in told]))
     return tuple((name, dice.pick(VALUES[name])) for name in SPOKEN if name in told)
+
+
+def _two_names(dice: Dice) -> tuple[Description, ...]:
+    """Two things of different colors, each by color and shape: either color can be the answer."""
+    colors, shapes = dice.sample(COLORS, 2), (dice.pick(SHAPES), dice.pick(SHAPES))
+    pairs = zip(colors, shapes, strict=True)
+    return tuple((("color", color), ("shape", shape)) for color, shape in pairs)
 
 
 def _open(program: Program, side: int) -> str:

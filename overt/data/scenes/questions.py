@@ -34,21 +34,33 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "query-shape": SHAPES,
     "query-size": SIZES,
     "query-texture": TEXTURES,
-    "compare": YES_NO,
+    "compare": COLORS,
     "same": YES_NO,
-    "spatial": YES_NO,
+    "spatial": COLORS,
     "relate": COLORS,
 }
 ALL = tuple(FAMILIES)
+# "Which is larger, the red ring or the blue circle?": the words name the two answers.
+WHICH = ("compare", "spatial")
 ANSWERS: tuple[str, ...] = (*YES_NO, *COUNTS, *COLORS, *SHAPES, *SIZES, *TEXTURES)
 
 # Relation -> (axis, side): A is left of B when side * (B - A) > 0 along the axis.
 RELATIONS = {"left": (0, 1), "right": (0, -1), "above": (1, 1), "below": (1, -1)}
 COMPARISONS = {"larger": 1, "smaller": -1}
+PLACES = {
+    "left": ("further", "left"),
+    "right": ("further", "right"),
+    "above": ("higher", "up"),
+    "below": ("lower", "down"),
+}
 PLURALS = {shape: shape + ("es" if shape == "cross" else "s") for shape in SHAPES}
 SPOKEN = ("size", "texture", "color", "shape")  # the order of attributes in speech
-_ARGUMENTS = {*ATTRIBUTES, *RELATIONS, *COMPARISONS, *PLURALS.values()}.union(*VALUES.values())
-_PLAIN = ("a an and are do have how is many of same than the there thing things what").split()
+_ARGUMENTS = {*ATTRIBUTES, *RELATIONS, *COMPARISONS, *PLURALS.values(), "higher", "lower"}.union(
+    *VALUES.values()
+)
+_PLAIN = (
+    "a an and are do down further have how is many of or same the there thing things up what which"
+).split()
 WORDS: tuple[str, ...] = tuple(sorted(_ARGUMENTS.union(_PLAIN)))
 
 Description = tuple[tuple[str, str], ...]
@@ -190,9 +202,9 @@ def _named(thing: Thing | None, attribute: str) -> str | None:
 
 
 def _judge(program: Program, first: Thing, second: Thing) -> str | None:
-    """Yes or no for two things; None where an attribute it needs has no word."""
+    """The answer about two things; None where an attribute it needs has no word, or they tie."""
     if program.family == "spatial":
-        return YES_NO[not _stands(program.about, first, second)]
+        return spoken(program, _stands(program.about, first, second))
     attribute = "size" if program.family == "compare" else program.about
     one, two = _named(first, attribute), _named(second, attribute)
     if one is None or two is None:
@@ -200,7 +212,17 @@ def _judge(program: Program, first: Thing, second: Thing) -> str | None:
     if program.family == "same":
         return YES_NO[one != two]
     step = SIZES.index(one) - SIZES.index(two)
-    return YES_NO[COMPARISONS[program.about] * step <= 0]
+    return spoken(program, COMPARISONS[program.about] * step > 0) if step else None
+
+
+def spoken(program: Program, first: bool) -> str:
+    """The answer of a question that asks which of two things it is: the color it was named by."""
+    return dict(program.sides[0 if first else 1])["color"]
+
+
+def chance(family: str) -> float:
+    """The share of right answers that words alone can reach."""
+    return 1 / 2 if family in WHICH else 1 / len(FAMILIES[family])
 
 
 def words(program: Program) -> tuple[str, ...]:
@@ -212,12 +234,12 @@ def words(program: Program) -> tuple[str, ...]:
         case "count":
             return ("how", "many", *sides[0][:-1], plural(sides[0][-1]), "are", "there")
         case "compare":
-            return ("is", "the", *sides[0], program.about, "than", "the", *sides[1])
+            return ("which", "is", program.about, *_either(sides))
         case "same":
             pair = ("the", *sides[0], "and", "the", *sides[1])
             return ("do", *pair, "have", "the", "same", program.about)
         case "spatial":
-            return ("is", "the", *sides[0], *_relation(program.about), "the", *sides[1])
+            return ("which", "is", *PLACES[program.about], *_either(sides))
         case "relate":
             side = (*_relation(program.about), "the", *sides[1])
             return ("what", "color", "is", "the", *sides[0], *side)
@@ -239,6 +261,10 @@ def noun_phrase(description: Description) -> tuple[str, ...]:
 def plural(noun: str) -> str:
     """The noun for several."""
     return PLURALS.get(noun, noun + "s")
+
+
+def _either(sides: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    return ("the", *sides[0], "or", "the", *sides[1])
 
 
 def _relation(name: str) -> tuple[str, ...]:

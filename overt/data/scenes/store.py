@@ -27,7 +27,7 @@ from overt.attention import AttentionMap, grid
 from overt.data.batch import Batch
 from overt.data.scenes.making import Progress, Wanted, make, make_files, shapes
 from overt.data.scenes.posing import pose
-from overt.data.scenes.questions import ALL, ANSWERS, FAMILIES, WORDS, Question, is_content
+from overt.data.scenes.questions import ALL, ANSWERS, WORDS, Question, is_content
 from overt.data.scenes.world import MOST, Scene
 from overt.data.vocabulary import PAD, Vocabulary
 from overt.errors import BadInput, Damaged
@@ -262,8 +262,3 @@ class Scenes:
         if wrong := [row for row in rows.tolist() if not 0 <= row < len(self)]:
             raise BadInput(f"scenes {self.split} has items 0 to {len(self) - 1}, not {wrong[0]}")
         return rows
-
-
-def chance(family: str) -> float:
-    """How often a guess is right in a family, which is all that can be had from the words."""
-    return 1 / len(FAMILIES[family])
