@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
 from overt.attention import AttentionMap
+from overt.data.batch import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,3 +30,24 @@ class Output:
                 return one
         names = [span.name for one in self.attention for span in one.keys.spans]
         raise ValueError(f"no attention over {name!r}; this model attends to {names or 'nothing'}")
+
+
+@runtime_checkable
+class Model(Protocol):
+    """The face of every model: what it sees, apart from what it makes of it.
+
+    `encode` does the expensive part once; `decide` can then be asked again and again with masks by
+    span name, 1 to keep and 0 to remove. Calling the model is `decide(encode(batch))`.
+    """
+
+    def encode(self, batch: Batch) -> Any:
+        """The features of a batch."""
+        ...
+
+    def decide(self, features: Any, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """The output for features, of which a mask may remove some."""
+        ...
+
+    def __call__(self, batch: Batch) -> Output:
+        """The output for a batch."""
+        ...

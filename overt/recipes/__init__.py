@@ -9,7 +9,18 @@ from overt.recipes.recipe import Recipe
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
     """Every recipe by name, in the order in which they are listed."""
-    every: tuple[Callable[[], Recipe], ...] = ()
+    from overt.recipes import baselines, scenes
+
+    every: tuple[Callable[[], Recipe], ...] = (
+        scenes.scenes_question,
+        scenes.scenes_none,
+        scenes.scenes_soft,
+        scenes.scenes_truth,
+        baselines.cifar10_cnn,
+        baselines.cifar100_cnn,
+        baselines.trec_attention,
+        baselines.easyvqa_soft,
+    )
     return {make().name: make for make in every}
 
 

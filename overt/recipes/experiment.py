@@ -25,11 +25,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Value:
-    """One number a run reached: the mean over `n` samples, with a 95 % bootstrap interval."""
+    """One number a run reached: the mean over `n` samples, with a 95 % bootstrap interval.
+
+    `direction` is "higher" or "lower" where that is better, else "neither".
+    """
 
     value: float
     unit: str
-    higher_is_better: bool | None
+    direction: str
     split: str
     n: int
     low: float | None = None
@@ -71,6 +74,11 @@ class Experiment:
     stages: Sequence[Stage]
     evaluate: Callable[[Reporter], Evaluation]
     example: Callable[[], Batch]
+
+
+def direction(higher_is_better: bool | None) -> str:
+    """Where better is, in a word."""
+    return {True: "higher", False: "lower", None: "neither"}[higher_is_better]
 
 
 def parameters(model: nn.Module) -> int:

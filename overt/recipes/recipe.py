@@ -87,4 +87,3 @@ class Recipe(Protocol):
 
 
 NO_FIGURES: Mapping[str, Figure] = {}
-

@@ -1,12 +1,12 @@
 """Run a recipe in a folder: claim it, build, train, judge, and leave results that can be checked.
 
-    DIR/results.json   what was run, on what, and what came out
-    DIR/samples.npz    one row a test sample: prediction, truth, every measure
-    DIR/log.jsonl      losses and validations, free of clock times
-    DIR/checkpoints/   each stage's newest two
-    DIR/model/         the finished model, for `from_pretrained`
-    DIR/gallery/       samples to look at
-    DIR/report.html    a page about all of it
+DIR/results.json   what was run, on what, and what came out
+DIR/samples.npz    one row a test sample: prediction, truth, every measure
+DIR/log.jsonl      losses and validations, free of clock times
+DIR/checkpoints/   each stage's newest two
+DIR/model/         the finished model, for `from_pretrained`
+DIR/gallery/       samples to look at
+DIR/report.html    a page about all of it
 """
 
 import shlex
@@ -17,13 +17,13 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from overt import files
 from overt.errors import Failed, Stopped
 from overt.recipes import folder as run_folder
 from overt.recipes import settings
-from overt.recipes.recipe import Context, Recipe
+from overt.recipes.recipe import Context, Figure, Recipe
 
 SCHEMA = 1
 LOOSE = ("results.json", "samples.npz", "log.jsonl", "report.html")
@@ -66,13 +66,15 @@ def run(
             "commit": commit(),
             "command": shlex.join(command),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "paper": {name: asdict(figure) for name, figure in recipe.paper.items()},
+            "paper": {name: stated(figure) for name, figure in recipe.paper.items()},
         }
         if ranks.first:
             files.write_json(out / "results.json", results)
         try:
             context = Context(out, seed, device, data_root)
-            _go(recipe, context, results, resume and held is not None, show_progress and ranks.first)
+            _go(
+                recipe, context, results, resume and held is not None, show_progress and ranks.first
+            )
         except (Stopped, KeyboardInterrupt):
             _end(out, results, "stopped", ranks.first)
             raise
@@ -128,7 +130,7 @@ def _go(
         return
     out = context.out
     if hasattr(experiment.model, "save_pretrained"):
-        experiment.model.save_pretrained(out / "model")
+        cast(Any, experiment.model).save_pretrained(out / "model")
     files.write_arrays(out / "samples.npz", dict(evaluation.samples))
     if evaluation.gallery:
         save_gallery(out / "gallery", evaluation.gallery)
@@ -146,6 +148,16 @@ def _end(out: Path, results: dict[str, Any], status: str, first: bool) -> None:
         files.write_json(out / "results.json", results)
     except Failed:
         return
+
+
+def stated(figure: Figure) -> dict[str, Any]:
+    """A paper's number as results.json holds it, beside ours."""
+    return {
+        "value": figure.value,
+        "unit": figure.unit,
+        "direction": "higher" if figure.higher_is_better else "lower",
+        "source": figure.source,
+    }
 
 
 def describe(device: Any) -> str:

@@ -1,4 +1,4 @@
-"""Questions about the embedded world: what attention adds, and what it adds when told where to look.
+"""Questions about the embedded world: what attention adds, and what teaching it adds.
 
 There is no paper behind these rows. They are the common ground on which the methods of all papers
 are compared, because here the deciding evidence is known.
@@ -64,23 +64,47 @@ class Supervise:
     weight: float = 1.0
 
 
+LONG = Train(epochs=30, batch=32, rate=3e-3, decay=1e-3, clip=1.0, warmup=0.1)
+
+
 @dataclass(frozen=True)
 class ScenesRecipe:
     """A question-answering network on scenes."""
 
     name: str
     about: str
-    data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
-    supervise: Supervise = field(default_factory=Supervise)
-    train: Train = field(default_factory=lambda: LONG)
+    data: Data = Data()
+    model: Model = Model()
+    supervise: Supervise = Supervise()
+    train: Train = LONG
     paper: Mapping[str, Figure] = field(default_factory=lambda: NO_FIGURES)
 
     def build(self, context: Context) -> "Experiment":
         """The data, the network and one stage of training."""
-        from overt.recipes.answering import build_scenes
+        from overt.recipes import building
 
-        return build_scenes(self, context)
+        return building.scenes(self, context)
 
 
-LONG = Train(epochs=30, batch=32, rate=3e-3, decay=1e-3, clip=1.0, warmup=0.1)
+def scenes_question() -> ScenesRecipe:
+    """The question alone: what words give away. No paper's number; chance, if the world is fair."""
+    return ScenesRecipe(
+        "scenes-question", "scenes, the question alone", model=Model(look=Look.BLIND)
+    )
+
+
+def scenes_none() -> ScenesRecipe:
+    """All cells averaged: no attention. No paper's number."""
+    return ScenesRecipe("scenes-none", "scenes, no attention", model=Model(look=Look.MEAN))
+
+
+def scenes_soft() -> ScenesRecipe:
+    """Soft attention that nobody teaches (Show, Ask, Attend and Answer). No paper's number."""
+    return ScenesRecipe("scenes-soft", "scenes, soft attention")
+
+
+def scenes_truth() -> ScenesRecipe:
+    """Soft attention taught from the known evidence. No paper's number: an upper bound."""
+    return ScenesRecipe(
+        "scenes-truth", "scenes, attention taught the truth", supervise=Supervise(Target.TRUTH)
+    )

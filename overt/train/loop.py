@@ -40,9 +40,7 @@ class DataSet(Protocol):
     """What can be trained on: items by number, and batches made of them without chance."""
 
     def __len__(self) -> int: ...
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """The batch of these items; the same numbers always give the same batch."""
-        ...
+    def batch(self, indices: Sequence[int]) -> Batch: ...
 
 
 @dataclass(frozen=True)

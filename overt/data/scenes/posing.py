@@ -1,9 +1,10 @@
 """Scenes made to fit their questions, so that words alone never give an answer away.
 
 The families, the words and the answers of a scene are drawn first, the answers evenly and without
-a look at the words; then a scene is built in which they are true. Whether a set of questions can
-share a scene is decided from their words alone, so as to hold for every combination of answers:
-rejecting by answer would make some answers rarer after some words.
+a look at the words (which of two things it is: the first or the second, whatever their names);
+then a scene is built in which they are true. Whether a set of questions can share a scene is
+decided from their words alone, so as to hold for every combination of answers: rejecting by answer
+would make some answers rarer after some words.
 
 A set of kinds of things (all values of all attributes) is a bit set, a plain int: what a slot of
 the scene may hold is one AND away from what the questions say about it.
@@ -31,7 +32,6 @@ from overt.data.scenes.questions import (
     Program,
     Question,
     put_question,
-    spoken,
 )
 from overt.data.scenes.world import (
     ATTRIBUTES,
@@ -66,8 +66,9 @@ EVERY = (1 << len(KINDS)) - 1
 def pose(
     split: str, seed: int, index: int, count: int = 4, families: Sequence[str] = ALL
 ) -> tuple[Scene, tuple[Question, ...]]:
-    """A scene and `count` questions about it; the words never make one answer likelier.
+    """A scene and `count` questions about it; of the answers words leave, all are as likely.
 
+    Those are all answers of the family, or the two colors that a choice between two things names.
     Families differ within a scene where enough of them fit. The number of things follows from the
     families alone and so tells nothing about the answers.
     """
@@ -102,9 +103,9 @@ class Draft(NamedTuple):
 
     @property
     def answers(self) -> list[str]:
-        """The answers in words; a choice between two things is drawn as yes, the first, or no."""
+        """The answers in words; which of two things it is was drawn as yes, the first, or no."""
         return [
-            spoken(program, drawn == "yes") if program.family in WHICH else drawn
+            dict(program.sides[drawn != "yes"])["color"] if program.family in WHICH else drawn
             for program, drawn in zip(self.programs, self.drawn, strict=True)
         ]
 

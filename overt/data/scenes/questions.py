@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "relate": COLORS,
 }
 ALL = tuple(FAMILIES)
-# "Which is larger, the red ring or the blue circle?": the words name the two answers.
+# "Which is larger, the red ring or the blue circle?": the words name the two possible answers.
 WHICH = ("compare", "spatial")
 ANSWERS: tuple[str, ...] = (*YES_NO, *COUNTS, *COLORS, *SHAPES, *SIZES, *TEXTURES)
 
@@ -165,9 +165,13 @@ def _related(program: Program, things: Sequence[Thing]) -> tuple[int, ...]:
 
 
 def _stands(relation: str, first: Thing, second: Thing) -> bool:
+    return _lead(relation, first, second) > 0
+
+
+def _lead(relation: str, first: Thing, second: Thing) -> float:
+    """How much further to that side the first thing lies than the second."""
     axis, side = RELATIONS[relation]
-    step = second.y - first.y if axis else second.x - first.x
-    return side * step > 0
+    return side * (second.y - first.y if axis else second.x - first.x)
 
 
 def _only(description: Description, things: Sequence[Thing]) -> Thing | None:
@@ -204,7 +208,7 @@ def _named(thing: Thing | None, attribute: str) -> str | None:
 def _judge(program: Program, first: Thing, second: Thing) -> str | None:
     """The answer about two things; None where an attribute it needs has no word, or they tie."""
     if program.family == "spatial":
-        return spoken(program, _stands(program.about, first, second))
+        return _which(_lead(program.about, first, second), first, second)
     attribute = "size" if program.family == "compare" else program.about
     one, two = _named(first, attribute), _named(second, attribute)
     if one is None or two is None:
@@ -212,16 +216,16 @@ def _judge(program: Program, first: Thing, second: Thing) -> str | None:
     if program.family == "same":
         return YES_NO[one != two]
     step = SIZES.index(one) - SIZES.index(two)
-    return spoken(program, COMPARISONS[program.about] * step > 0) if step else None
+    return _which(COMPARISONS[program.about] * step, first, second)
 
 
-def spoken(program: Program, first: bool) -> str:
-    """The answer of a question that asks which of two things it is: the color it was named by."""
-    return dict(program.sides[0 if first else 1])["color"]
+def _which(lead: float | int, first: Thing, second: Thing) -> str | None:
+    """The color of the thing that is ahead; None where neither is."""
+    return _named(first if lead > 0 else second, "color") if lead else None
 
 
 def chance(family: str) -> float:
-    """The share of right answers that words alone can reach."""
+    """The share of right answers that words alone can reach: a guess among those they leave."""
     return 1 / 2 if family in WHICH else 1 / len(FAMILIES[family])
 
 

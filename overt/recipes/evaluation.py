@@ -1,0 +1,236 @@
+"""Judge a trained model on a data set: answers, attention, and what is left when it is removed."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt import measure
+from overt.attention import AttentionMap
+from overt.data.batch import Batch
+from overt.data.source import Source
+from overt.measure.measured import Measure
+from overt.models import Model, Output
+from overt.recipes.experiment import Evaluation, Value, direction
+from overt.show.sample import Sample
+
+SHOWN_A_GROUP = 3
+CONTRAST_SEED = 20
+
+DELETION = Measure("deletion", "probability", True, -1.0, 1.0)
+FLIPS = Measure("flips", "share", True, -1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What a model is judged on, and by which names its answers are called.
+
+    `chance` gives the share of right answers that can be had without looking, a group of samples.
+    `held_out` names a group that training never saw: it is reported apart as well.
+    """
+
+    data: Source
+    classes: Sequence[str]
+    chance: Callable[[str], float] | None = None
+    held_out: str | None = None
+    portion: int = 64
+
+    def accuracy(self, model: Model, device: torch.device) -> float:
+        """The share of right answers, for validation while training."""
+        right = []
+        for batch in self.batches(device):
+            assert batch.labels is not None
+            right.append(measure.accuracy(model(batch).prediction, batch.labels))
+        return float(torch.cat(right).nanmean())
+
+    def batches(self, device: torch.device) -> Iterator[Batch]:
+        """All items in order, a portion at a time."""
+        for start in range(0, len(self.data), self.portion):
+            stop = min(start + self.portion, len(self.data))
+            yield self.data.batch(range(start, stop)).to(device)
+
+    def evaluate(self, model: Model, device: torch.device) -> Evaluation:
+        """Every measure that the model and the data allow: one number a sample, and the means."""
+        found = _Found(self)
+        for batch in self.batches(device):
+            found.add(model, batch)
+        return found.evaluation()
+
+
+@dataclass
+class _Found:
+    """What has been measured so far."""
+
+    judge: Judge
+    numbers: dict[str, list[np.ndarray]] = field(default_factory=lambda: defaultdict(list))
+    measures: dict[str, Measure] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    gallery: list[Sample] = field(default_factory=list)
+    shown: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, model: Model, batch: Batch) -> None:
+        features = model.encode(batch)
+        output = model.decide(features)
+        chosen = output.prediction.argmax(dim=-1)
+        groups = batch.groups or ("all",) * len(batch)
+        assert batch.labels is not None
+        self.texts["id"] += batch.ids
+        self.texts["group"] += groups
+        self.texts["prediction"] += [self.judge.classes[i] for i in chosen.tolist()]
+        self.texts["truth"] += [self.judge.classes[i] for i in batch.labels.tolist()]
+        rows = {"accuracy": self.note(measure.accuracy, output.prediction, batch.labels)}
+        sure = output.prediction.float().softmax(dim=-1).amax(dim=-1)
+        self.numbers["confidence"].append(sure.cpu().numpy())
+        if output.attention:
+            rows |= self.look(output.attention[0].over_heads(), batch, model, features)
+        self.show(batch, output, rows, sure)
+
+    def look(
+        self, attention: AttentionMap, batch: Batch, model: Model, features: Any
+    ) -> dict[str, Tensor]:
+        """Measures of a map: against the truth where it is known, and by removing its cells."""
+        rows = {}
+        name = attention.keys.spans[0].name
+        truth = batch.target
+        same = truth is not None and truth.keys.spans[0].name == name
+        if truth is not None and same:
+            rows["pointing"] = self.note(measure.pointing_game, attention, truth)
+            rows["mass_inside"] = self.note(measure.mass_inside, attention, truth)
+            rows["rank_correlation"] = self.note(
+                measure.spearman, attention, truth, name="rank_correlation"
+            )
+
+        def decide(keep: Tensor) -> Tensor:
+            return model.decide(features, {name: keep}).prediction
+
+        generator = torch.Generator().manual_seed(CONTRAST_SEED)
+        removed = measure.contrast(decide, attention, None, generator, draws=2)
+        rows["deletion"] = self.keep("deletion", DELETION, removed.beyond_random)
+        beyond = removed.attended.flips - removed.random.flips
+        rows["flips"] = self.keep("flips", FLIPS, beyond)
+        rows["entropy"] = self.note(measure.entropy, attention)
+        return rows
+
+    def note(self, function: Callable[..., Tensor], *values: Any, name: str = "") -> Tensor:
+        declared: Measure = function.measure  # type: ignore[attr-defined]
+        key = name or declared.name.replace(" ", "_").removesuffix("_game")
+        return self.keep(key, declared, function(*values))
+
+    def keep(self, name: str, declared: Measure, values: Tensor) -> Tensor:
+        self.measures[name] = declared
+        self.numbers[name].append(values.detach().float().cpu().numpy())
+        return values
+
+    def show(self, batch: Batch, output: Output, rows: Mapping[str, Tensor], sure: Tensor) -> None:
+        """Keep the first few samples of every group for the gallery."""
+        first = len(self.texts["id"]) - len(batch)
+        for row in range(len(batch)):
+            group = self.texts["group"][first + row]
+            if self.shown[group] == SHOWN_A_GROUP:
+                continue
+            self.shown[group] += 1
+            scores = {name: float(values[row]) for name, values in rows.items()}
+            known = {name: value for name, value in scores.items() if value == value}
+            self.gallery.append(
+                Sample(
+                    id=batch.ids[row],
+                    group=group,
+                    prediction=self.texts["prediction"][first + row],
+                    truth=self.texts["truth"][first + row],
+                    confidence=float(sure[row]),
+                    scores=known,
+                    **_picture(batch, output, row),
+                    **_sentence(batch, output, row),
+                )
+            )
+
+    def evaluation(self) -> Evaluation:
+        arrays = {name: np.concatenate(parts) for name, parts in self.numbers.items()}
+        groups = np.array(self.texts["group"])
+        split, held_out = str(self.judge.data.split), self.judge.held_out
+        ours = {
+            name: _value(declared, arrays[name], split) for name, declared in self.measures.items()
+        }
+        if held_out is not None:
+            for name in ("accuracy", "pointing", "mass_inside"):
+                if name in ours:
+                    unseen = arrays[name][groups == held_out]
+                    ours[f"{name}_held_out"] = _value(self.measures[name], unseen, split)
+        names = {name: np.array(values) for name, values in self.texts.items()}
+        return Evaluation(
+            ours=ours,
+            samples={**names, **arrays},
+            groups=self.by_group(arrays, groups),
+            gallery=self.gallery,
+        )
+
+    def by_group(
+        self, arrays: Mapping[str, np.ndarray], groups: np.ndarray
+    ) -> dict[str, dict[str, dict[str, float]]]:
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for name in ("accuracy", "pointing", "mass_inside"):
+            if name not in arrays:
+                continue
+            for group in sorted(set(groups.tolist())):
+                values = arrays[name][groups == group]
+                values = values[~np.isnan(values)]
+                if not len(values):
+                    continue
+                cell = {"value": float(values.mean()), "n": len(values)}
+                if name == "accuracy" and self.judge.chance is not None:
+                    cell["chance"] = self.judge.chance(group)
+                found.setdefault(name, {})[group] = cell
+        return found
+
+
+def _value(declared: Measure, values: np.ndarray, split: str) -> Value:
+    around = measure.bootstrap(torch.from_numpy(values))
+    return Value(
+        value=around.mean,
+        unit=declared.unit,
+        direction=direction(declared.higher_is_better),
+        split=split,
+        n=around.count,
+        low=around.low,
+        high=around.high,
+    )
+
+
+def _picture(batch: Batch, output: Output, row: int) -> dict[str, Any]:
+    """The image of a sample, with the map over its cells and the truth."""
+    if batch.images is None:
+        return {}
+    image = int(batch.image_index[row])
+    pixels = batch.images[image].permute(1, 2, 0).cpu().numpy().astype(np.uint8)
+    geometry = None if batch.geometry is None else batch.geometry[image].to("cpu")
+    found: dict[str, Any] = {"image": pixels, "geometry": geometry}
+    for one in output.attention:
+        span = one.keys.spans[0]
+        if span.name == "image":
+            weights = one.over_heads().weights[row].flatten()
+            found["cells"] = weights.reshape(span.shape).float().cpu().numpy()
+            if batch.target is not None and batch.target.keys.spans[0].name == "image":
+                truth = batch.target.weights[row].flatten()
+                if truth.sum() > 0:
+                    found["truth_cells"] = truth.reshape(span.shape).cpu().numpy()
+    return found
+
+
+def _sentence(batch: Batch, output: Output, row: int) -> dict[str, Any]:
+    """The text of a sample, with the weights of its words."""
+    if batch.text is None or batch.token_mask is None:
+        return {}
+    there = batch.token_mask[row].cpu()
+    found: dict[str, Any] = {
+        "text": batch.text.texts[row],
+        "spans": batch.text.spans[row].cpu()[there].numpy(),
+    }
+    for one in output.attention:
+        if one.keys.spans[0].name == "text":
+            weights = one.over_heads().weights[row].flatten().cpu()
+            found["word_weights"] = weights[there].float().numpy()
+    return found
