@@ -38,6 +38,7 @@ def run(
     data_root: Path | None = None,
     resume: bool = False,
     command: Sequence[str] = (),
+    title: str | None = None,
     show_progress: bool = True,
 ) -> dict[str, Any]:
     """Run a recipe to its end, or on from where it stopped, and return its results.
@@ -56,6 +57,7 @@ def run(
         results = {
             "schema": SCHEMA,
             "status": "running",
+            "title": title or recipe.name,
             "recipe": recipe.name,
             "about": recipe.about,
             "settings": settings.to_json(recipe),

@@ -17,12 +17,42 @@ from overt.recipes import checks, folder, settings
 from overt.recipes.comparison import Entry, Filled, Row, Table, write
 from overt.recipes.recipe import Recipe
 
+HELD_OUT = ("data.held_out=relate",)
 COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def tables() -> dict[str, Table]:
     """Every table by name."""
-    return {}
+    from overt.recipes import baselines, scenes
+
+    attention = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")
+    every = (
+        Table(
+            "scenes",
+            "Questions about scenes: what attention adds, and what teaching it the truth adds.",
+            (
+                Row("question-only", scenes.scenes_question),
+                Row("no-attention", scenes.scenes_none),
+                Row("soft-attention", scenes.scenes_soft),
+                Row("truth-supervised", scenes.scenes_truth),
+                Row("soft-held-out", scenes.scenes_soft, HELD_OUT),
+                Row("truth-held-out", scenes.scenes_truth, HELD_OUT),
+            ),
+            (*attention, "accuracy_held_out", "mass_inside_held_out"),
+        ),
+        Table(
+            "baselines",
+            "Plain models on data sets from disk, beside the papers' baselines.",
+            (
+                Row("cifar10", baselines.cifar10_cnn),
+                Row("cifar100", baselines.cifar100_cnn),
+                Row("trec", baselines.trec_attention),
+                Row("easyvqa", baselines.easyvqa_soft),
+            ),
+            ("accuracy", "deletion", "entropy"),
+        ),
+    )
+    return {table.name: table for table in every}
 
 
 def find(name: str) -> Table:
