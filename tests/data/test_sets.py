@@ -1,6 +1,7 @@
 import hashlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,21 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path):
     for act in (sets.find, partial(sets.check, tmp_path), partial(sets.prepare, tmp_path)):
         with pytest.raises(BadInput, match=r"'mnist'.*cifar10"):
             act("mnist")
+
+
+def test_the_commands_it_names_are_there():
+    """Every `overt data ...` in the words on how to get a set is a command, about that set."""
+    from overt.cli import data_app
+
+    commands = {command.name for command in data_app.registered_commands}
+    found = [
+        (command, about, each.name)
+        for each in sets.SETS
+        for command, about in re.findall(r"`overt data (\S+) ?(\S*)`", each.how)
+    ]
+    assert {name for *_, name in found} >= {"scenes", "cifar10", "cifar100", "trec6"}
+    assert all(command in commands and about == name for command, about, name in found)
+    assert all(command == "prepare" for command, *_ in found)
 
 
 def test_what_is_present(tmp_path, known):

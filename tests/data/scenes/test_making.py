@@ -1,5 +1,8 @@
+import json
+import socket
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from overt.data.scenes import making
 from overt.data.scenes.making import LONGEST, Wanted, make, make_files, shapes
 from overt.data.scenes.posing import pose
-from overt.data.scenes.questions import ALL, ANSWERS, WORDS
+from overt.data.scenes.questions import ALL, ANSWERS, RELATIONS, WORDS, Program, words
 from overt.data.scenes.render import render
 from overt.errors import BadInput, Failed
 
@@ -41,10 +44,18 @@ def test_arrays_hold_what_the_program_makes(made):
             assert bits == [question.target, question.mentioned, question.evidence]
 
 
-def test_the_longest_question_fits():
-    for i in range(40):
-        for question in pose("val", 1, i, families=["same"])[1]:
+@pytest.mark.parametrize("family", ALL)
+def test_the_longest_question_fits(family):
+    for i in range(40 if family == "same" else 5):
+        for question in pose("val", 1, i, families=[family])[1]:
             assert len(question.words) <= LONGEST
+
+
+def test_the_longest_question_by_hand():
+    longest = (("size", "large"), ("texture", "striped"))
+    programs = [Program("same", (longest, longest), "color")]
+    programs += [Program("relate", (longest, longest), about) for about in RELATIONS]
+    assert max(len(words(program)) for program in programs) == LONGEST
 
 
 def test_workers_make_the_same_bytes(tmp_path, monkeypatch):
@@ -59,6 +70,27 @@ def test_workers_make_the_same_bytes(tmp_path, monkeypatch):
     for name in shapes(wanted):
         one, three = ((tmp_path / k / f"{name}.npy").read_bytes() for k in "13")
         assert one == three
+
+
+def test_a_worker_says_each_number_in_one_piece(tmp_path):
+    """All workers share a pipe: a number and its newline in two writes can come apart.
+
+    A datagram keeps the bounds of each write, and a standard output without a buffer splits most.
+    """
+    wanted = Wanted("val", 1, 2 * making.CHUNK + 5, size=32, questions=1)
+    for name, (shape, kind) in shapes(wanted).items():
+        np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", np.dtype(kind), shape).flush()
+    job = {"wanted": asdict(wanted), "start": 0, "stop": wanted.count, "folder": str(tmp_path)}
+    code = "import sys; from overt.data.scenes.making import main; main(sys.argv[1])"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        subprocess.run(
+            [sys.executable, "-u", "-c", code, json.dumps(job)], stdout=theirs, check=True
+        )
+        ours.setblocking(False)
+        assert [ours.recv(100) for _ in range(3)] == [b"64\n", b"64\n", b"5\n"]
+        with pytest.raises(BlockingIOError):
+            ours.recv(100)
 
 
 def test_a_worker_that_fails_is_told(tmp_path, monkeypatch):

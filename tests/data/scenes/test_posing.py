@@ -8,9 +8,19 @@ import pytest
 
 from overt.data.scenes import posing
 from overt.data.scenes.posing import check_families, draft, fitting_kinds, pose
-from overt.data.scenes.questions import ALL, ANSWERS, FAMILIES, WORDS, answer, fitting_things
+from overt.data.scenes.questions import (
+    ALL,
+    ANSWERS,
+    FAMILIES,
+    SPOKEN,
+    WHICH,
+    WORDS,
+    answer,
+    chance,
+    fitting_things,
+)
 from overt.data.scenes.store import Scenes
-from overt.data.scenes.world import FEWEST, MOST, Dice, fits, key
+from overt.data.scenes.world import COLORS, FEWEST, MOST, VALUES, Dice, fits, key
 from overt.errors import BadInput
 
 # Large enough for five points to be five standard errors in a family of two answers.
@@ -65,68 +75,172 @@ def test_scenes_are_built_to_the_draft():
         assert len(scene.things) == asked.total
 
 
-def p_uniform(answers, family):
+def p_even(counts):
     from scipy.stats import chisquare
 
+    return chisquare(counts).pvalue
+
+
+def p_uniform(answers, family):
     counts = [int((answers == ANSWERS.index(a)).sum()) for a in FAMILIES[family]]
     assert sum(counts) == len(answers)
-    return chisquare(counts).pvalue
+    return p_even(counts)
+
+
+def sides_right(texts, answers):
+    """Whether the first (0) or the second (1) of the two colors a text names is the answer."""
+    named = [[word for word in text if word in COLORS] for text in texts]
+    assert all(len(set(pair)) == len(pair) == 2 for pair in named)
+    return np.array([p.index(ANSWERS[a]) for p, a in zip(named, answers.tolist(), strict=True)])
+
+
+def all_of(train, test, family):
+    """Texts and answers of both splits, as many as there are."""
+    return (
+        [*train[family][1], *test[family][1]],
+        np.concatenate([train[family][2], test[family][2]]),
+    )
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_answers_are_uniform(train, test, family):
-    both = np.concatenate([train[family][2], test[family][2]])
+    _, both = all_of(train, test, family)
     assert len(both) > 3500
     assert p_uniform(both, family) > 1e-3
 
 
+@pytest.mark.parametrize("family", WHICH)
+def test_the_first_and_the_second_are_equally_often_right(train, test, family):
+    sides = sides_right(*all_of(train, test, family))
+    assert len(sides) > 3500
+    assert p_even(np.bincount(sides)) > 1e-3
+
+
 @pytest.mark.parametrize("family", ALL)
 def test_words_alone_are_no_better_than_chance(train, test, family):
+    """And no worse, which is what makes it the number to compare with."""
+    score = blind(train[family][0], train[family][2], test[family][0], test[family][2])
+    assert abs(score - chance(family)) <= 0.05
+
+
+def blind(bags, answers, test_bags, test_answers):
     from sklearn.linear_model import LogisticRegression
 
-    (bags, _, answers, _), (test_bags, _, test_answers, _) = train[family], test[family]
-    blind = LogisticRegression(max_iter=120).fit(bags, answers)
-    score = (blind.predict(test_bags) == test_answers).mean()
-    assert score <= 1 / len(FAMILIES[family]) + 0.05
+    fitted = LogisticRegression(max_iter=120).fit(bags, answers)
+    return (fitted.predict(test_bags) == test_answers).mean()
+
+
+@pytest.mark.parametrize("family", WHICH)
+def test_words_and_their_order_do_not_tell_which_of_two(train, test, family):
+    """The words before and after the "or" each in a bag of their own, a harder rival."""
+    halves = {}
+    for name, (_, texts, answers, _) in (("train", train[family]), ("test", test[family])):
+        before, after = zip(*((t[: t.index("or")], t[t.index("or") :]) for t in texts), strict=True)
+        bags = [arrays(part, ["yes"] * len(part), [0] * len(part))[0] for part in (before, after)]
+        halves[name] = np.hstack(bags), sides_right(texts, answers)
+    assert blind(*halves["train"], *halves["test"]) <= chance(family) + 0.05
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_the_majority_answer_to_a_text_is_no_better_than_chance(train, test, family):
+    """The usual answer to the text; to a new one, the usual one to what of it is known."""
     table = defaultdict(Counter)
     for text, a in zip(train[family][1], train[family][2].tolist(), strict=True):
-        table[text][a] += 1
-    usual = Counter(train[family][2].tolist()).most_common(1)[0][0]
+        for known in known_as(text, family):
+            table[known][a] += 1
     right = [
-        (table[text].most_common(1)[0][0] if text in table else usual) == a
+        next(table[known] for known in known_as(text, family) if known in table).most_common(1)[0][
+            0
+        ]
+        == a
         for text, a in zip(test[family][1], test[family][2].tolist(), strict=True)
     ]
-    assert np.mean(right) <= 1 / len(FAMILIES[family]) + 0.05
+    assert np.mean(right) <= chance(family) + 0.05
+    if family in WHICH:
+        assert np.mean(right) >= chance(family) - 0.05
+
+
+def known_as(text, family):
+    """The text, and ever less of it: what is asked of which two colors, the colors, nothing."""
+    if family not in WHICH:
+        return [text, ()]
+    colors = tuple(word for word in text if word in COLORS)
+    return [text, (*text[: text.index("the")], *colors), colors, ()]
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_each_word_leaves_the_answers_even(train, test, family):
-    """P(answer | a word is in the question), word by word: no chi-square out of line."""
+    """P(answer | a word is in the question), word by word: no chi-square out of line.
+
+    The color that a choice between two things names is the answer in one half of the cases; in the
+    other half all other colors are equally frequent.
+    """
+    texts, answers = all_of(train, test, family)
     bags = np.concatenate([train[family][0], test[family][0]]) > 0
-    answers = np.concatenate([train[family][2], test[family][2]])
-    values = [
-        p_uniform(answers[bags[:, word]], family)
-        for word in range(bags.shape[1])
-        if bags[:, word].sum() >= 100
-    ]
+    sides = sides_right(texts, answers) if family in WHICH else None
+    values = []
+    for word, asked in zip(WORDS, bags.T, strict=True):
+        if asked.sum() < 100:
+            continue
+        found = answers[asked]
+        if sides is not None:
+            values.append(p_even(np.bincount(sides[asked], minlength=2)))
+        if sides is None or word not in COLORS:
+            values.append(p_uniform(found, family))
+        else:
+            counts = np.bincount(found, minlength=len(ANSWERS))
+            rest = [counts[ANSWERS.index(color)] for color in COLORS if color != word]
+            values += [p_even([counts[ANSWERS.index(word)], sum(rest)]), p_even(rest)]
     assert len(values) > 10 and min(values) > 1e-4
+
+
+@pytest.mark.parametrize("family", WHICH)
+def test_given_the_pair_the_answer_is_even(train, test, family):
+    """The answer is one of the two named; given both, in their order, each is as likely."""
+    from scipy.stats import binomtest, chi2
+
+    pairs = defaultdict(lambda: [0, 0])
+    texts, answers = all_of(train, test, family)
+    for text, side in zip(texts, sides_right(texts, answers).tolist(), strict=True):
+        pairs[tuple(word for word in text if word in COLORS)][side] += 1
+    assert len(pairs) == 8 * 7 and min(sum(pair) for pair in pairs.values()) > 30
+    assert min(binomtest(one, one + two).pvalue for one, two in pairs.values()) > 1e-4
+    off = sum((one - two) ** 2 / (one + two) for one, two in pairs.values())
+    assert chi2.sf(off, len(pairs)) > 1e-3
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_the_number_of_things_tells_nothing(train, test, family):
     from scipy.stats import chi2_contingency
 
-    answers = np.concatenate([train[family][2], test[family][2]])
+    texts, answers = all_of(train, test, family)
     things = np.concatenate([train[family][3], test[family][3]])
     seen = [n for n in range(FEWEST, MOST + 1) if (things == n).sum() >= 40]
-    table = [
-        [int(((things == n) & (answers == a)).sum()) for a in set(answers.tolist())] for n in seen
-    ]
-    assert chi2_contingency(table).pvalue > 1e-3
+    for found in [answers, *([sides_right(texts, answers)] if family in WHICH else [])]:
+        table = [
+            [int(((things == n) & (found == a)).sum()) for a in set(found.tolist())] for n in seen
+        ]
+        assert chi2_contingency(table).pvalue > 1e-3
+
+
+def test_colors_and_shapes_are_named_more_often():
+    """Attributes in the order of speech, one told alone as often as its weight says."""
+    dice = Dice(key("train", 5, 0, 9))
+    alone, values, single = Counter(), Counter(), 0
+    for _ in range(4000):
+        said = posing._description(dice)
+        names = [name for name, _ in said]
+        assert 1 <= len(names) <= 2 and names == [name for name in SPOKEN if name in names]
+        single += len(names) == 1
+        alone.update(names if len(names) == 1 else ())
+        values.update(value for name, value in said if name == "color")
+    from scipy.stats import binomtest, chisquare
+
+    assert binomtest(single, 4000, posing.SINGLE).pvalue > 1e-3
+    wanted = [single * posing.NAMED[name] / sum(posing.NAMED.values()) for name in SPOKEN]
+    assert chisquare([alone[name] for name in SPOKEN], wanted).pvalue > 1e-3
+    assert set(values) == set(VALUES["color"]) and p_even(list(values.values())) > 1e-3
+    assert all("color" not in dict(posing._description(dice, "color")) for _ in range(100))
 
 
 @pytest.mark.parametrize("family", ["exist"])
@@ -155,6 +269,10 @@ def test_scenes_fit_their_questions():
             for side in question.program.sides:
                 names = {name for name, _ in side}
                 assert 1 <= len(names) <= 2 and question.program.about not in names
+            if question.family in WHICH:
+                one, two = (dict(side) for side in question.program.sides)
+                assert set(one) == set(two) == {"color", "shape"} and one["color"] != two["color"]
+                assert question.answer in (one["color"], two["color"])
         for question in questions:
             if question.family == "spatial":
                 a, b = (
@@ -183,6 +301,25 @@ def test_words_are_never_drawn_again_for_the_sake_of_answers(monkeypatch):
         for i in range(8):
             pose("train", 13, i, families=[family])
     assert len(drawn) == 120 + 8 * len(ALL)
+
+
+def test_a_scene_without_room_gets_new_words_and_keeps_what_was_drawn(monkeypatch):
+    places, tries = posing.places, []
+
+    def no_room_at_first(*given):
+        tries.append(1)
+        return places(*given) if len(tries) > posing.PATIENCE else None
+
+    for i in range(4):
+        asked = draft(Dice(key("train", 8, i, 1)), families=WHICH)
+        tries.clear()
+        monkeypatch.setattr(posing, "places", no_room_at_first)
+        scene, questions = pose("train", 8, i, families=WHICH)
+        assert len(tries) > posing.PATIENCE and len(scene.things) == asked.total
+        assert [q.program for q in questions] != asked.programs
+        assert [q.family for q in questions] == [p.family for p in asked.programs]
+        sides = [dict(q.program.sides[1])["color"] == q.answer for q in questions]
+        assert sides == [drawn == "no" for drawn in asked.drawn]
 
 
 def test_the_same_key_gives_the_same_questions():
@@ -234,6 +371,11 @@ def test_finished_scenes_are_balanced_too(tmp_path):
     rows = [data.batch(range(start, start + 1000)) for start in range(0, 11_000, 1000)]
     labels = np.concatenate([one.labels.numpy() for one in rows])
     groups = np.array([group for one in rows for group in one.groups])
+    texts = np.array([text for one in rows for text in one.text.texts])
     for family in ALL:
-        assert (groups == family).sum() >= 4000
-        assert p_uniform(labels[groups == family], family) > 1e-3
+        asked = groups == family
+        assert asked.sum() >= 4000
+        assert p_uniform(labels[asked], family) > 1e-3
+        if family in WHICH:
+            sides = sides_right([text.split() for text in texts[asked]], labels[asked])
+            assert p_even(np.bincount(sides)) > 1e-3

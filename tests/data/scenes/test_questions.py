@@ -6,10 +6,14 @@ from overt.data.scenes.posing import pose
 from overt.data.scenes.questions import (
     ALL,
     ANSWERS,
+    COMPARISONS,
     FAMILIES,
+    RELATIONS,
+    WHICH,
     WORDS,
     Program,
     answer,
+    chance,
     evidence,
     is_content,
     noun_phrase,
@@ -91,20 +95,34 @@ BY_HAND = [
         {1},
     ),
     (
-        Program("compare", (D(color="blue"), D(shape="square")), "larger"),
-        "is the blue thing larger than the square",
-        "yes",
+        Program(
+            "compare", (D(color="blue", shape="cross"), D(color="white", shape="square")), "larger"
+        ),
+        "which is larger the blue cross or the white square",
+        "blue",
         {2, 4},
         {2, 4},
         {2, 4},
     ),
     (
-        Program("compare", (D(color="blue"), D(shape="square")), "smaller"),
-        "is the blue thing smaller than the square",
-        "no",
+        Program(
+            "compare", (D(color="blue", shape="cross"), D(color="white", shape="square")), "smaller"
+        ),
+        "which is smaller the blue cross or the white square",
+        "white",
         {2, 4},
         {2, 4},
         {2, 4},
+    ),
+    (
+        Program(
+            "compare", (D(color="blue", shape="cross"), D(color="green", shape="ring")), "larger"
+        ),
+        "which is larger the blue cross or the green ring",
+        "green",
+        {2, 3},
+        {2, 3},
+        {2, 3},
     ),
     (
         Program("same", (D(shape="circle"), D(color="red", shape="ring")), "color"),
@@ -123,17 +141,41 @@ BY_HAND = [
         {0, 2},
     ),
     (
-        Program("spatial", (D(shape="circle"), D(color="green", shape="ring")), "left"),
-        "is the circle left of the green ring",
-        "yes",
+        Program(
+            "spatial", (D(color="red", shape="circle"), D(color="green", shape="ring")), "left"
+        ),
+        "which is further left the red circle or the green ring",
+        "red",
         {0, 3},
         {0, 3},
         {0, 3},
     ),
     (
-        Program("spatial", (D(shape="circle"), D(color="green", shape="ring")), "below"),
-        "is the circle below the green ring",
-        "no",
+        Program(
+            "spatial", (D(color="green", shape="ring"), D(color="red", shape="circle")), "right"
+        ),
+        "which is further right the green ring or the red circle",
+        "green",
+        {0, 3},
+        {0, 3},
+        {0, 3},
+    ),
+    (
+        Program(
+            "spatial", (D(color="green", shape="ring"), D(color="red", shape="circle")), "above"
+        ),
+        "which is higher up the green ring or the red circle",
+        "red",
+        {0, 3},
+        {0, 3},
+        {0, 3},
+    ),
+    (
+        Program(
+            "spatial", (D(color="red", shape="circle"), D(color="green", shape="ring")), "below"
+        ),
+        "which is lower down the red circle or the green ring",
+        "green",
         {0, 3},
         {0, 3},
         {0, 3},
@@ -171,6 +213,10 @@ def test_every_family_is_tried_by_hand():
         Program("query-color", (D(shape="ring"),), "color"),  # two rings
         Program("query-color", (D(shape="diamond"),), "color"),  # none
         Program("spatial", (D(shape="ring"), D(color="blue")), "left"),
+        Program("spatial", (D(color="red", shape="ring"), D(color="green", shape="ring")), "above"),
+        Program("spatial", (D(color="blue"), D(shape="cross")), "left"),  # one thing, named twice
+        Program("compare", (D(color="red", shape="circle"), D(color="green")), "larger"),  # a tie
+        Program("compare", (D(color="blue"), D(shape="cross")), "smaller"),
         Program("same", (D(color="blue"), D(shape="diamond")), "size"),
         Program("relate", (D(shape="ring"), D(shape="diamond")), "left"),
         Program("relate", (D(texture="striped"), D(color="white")), "above"),  # both are
@@ -196,7 +242,42 @@ def test_a_neutral_value_is_no_answer():
     query = Program("query-color", (D(shape="circle"),), "color")
     assert answer(query, changed(SCENE, 0, color="gray")) is None
     compare = Program("compare", (D(color="blue"), D(shape="square")), "larger")
+    assert answer(compare, SCENE) == "blue"
     assert answer(compare, changed(SCENE, 2, size="tiny")) is None
+    assert answer(compare, changed(SCENE, 4, color="gray")) == "blue"
+    smaller = replace(compare, about="smaller")
+    assert answer(smaller, SCENE) == "white"
+    assert answer(smaller, changed(SCENE, 4, color="gray")) is None
+
+
+OPPOSITE = {"larger": "smaller", "left": "right", "above": "below"}
+OPPOSITE |= {b: a for a, b in OPPOSITE.items()}
+
+
+def slow_which(about, pair):
+    """The two things in the order asked for, the one that it is first, read from the things."""
+    measure = {"left": lambda t: -t.x, "right": lambda t: t.x, "above": lambda t: -t.y}
+    measure |= {"below": lambda t: t.y, "larger": lambda t: t.radius}
+    measure |= {"smaller": lambda t: -t.radius}
+    return sorted(pair, key=measure[about], reverse=True)
+
+
+@pytest.mark.parametrize("family", WHICH)
+def test_which_it_is_has_two_sides(family):
+    """Named the other way round it is the same thing; asked for the opposite it is the other."""
+    seen = set()
+    for i in range(15):
+        scene, questions = pose("val", 3, i, families=[family])
+        for question in questions:
+            program = question.program
+            this, that = slow_which(program.about, [scene.things[i] for i in question.target])
+            assert question.answer == this.color
+            assert answer(replace(program, sides=program.sides[::-1]), scene) == this.color
+            assert answer(replace(program, about=OPPOSITE[program.about]), scene) == that.color
+            named = [word for word in question.words if word in FAMILIES[family]]
+            assert len(named) == 2 and set(named) == {this.color, that.color}
+            seen.add(program.about)
+    assert seen == set(COMPARISONS if family == "compare" else RELATIONS)
 
 
 def test_an_unknown_family_is_refused():
@@ -245,8 +326,23 @@ def test_content_words_carry_the_arguments():
     question = put_question(BY_HAND[6][0], SCENE)
     assert question.words == ("what", "color", "is", "the", "large", "circle")
     assert question.content == (False, True, False, False, True, True)
+    told = {}
+    for case in BY_HAND:
+        asked = put_question(case[0], SCENE)
+        if asked.family in WHICH:
+            marked = zip(asked.words, asked.content, strict=True)
+            told[asked.program.about] = " ".join(word for word, content in marked if content)
+    assert told == {
+        "larger": "larger blue cross green ring",
+        "smaller": "smaller blue cross white square",
+        "left": "left red circle green ring",
+        "right": "right green ring red circle",
+        "above": "higher green ring red circle",
+        "below": "lower red circle green ring",
+    }
     assert [w for w in WORDS if not is_content(w)] == (
-        "a an and are do have how is many of same than the there thing things what".split()
+        "a an and are do down further have how is many of or same the there thing things up what"
+        " which".split()
     )
 
 
@@ -264,3 +360,10 @@ def test_nouns():
 def test_answers_are_those_of_the_families():
     assert set(ANSWERS) == {a for answers in FAMILIES.values() for a in answers}
     assert len(set(ANSWERS)) == len(ANSWERS)
+
+
+def test_chance_is_one_of_the_answers_the_words_leave():
+    assert chance("exist") == chance("same") == 1 / 2 and chance("count") == 1 / 4
+    assert chance("query-size") == 1 / 3 and chance("query-shape") == 1 / 6
+    assert chance("query-color") == chance("relate") == 1 / 8
+    assert chance("query-texture") == chance("compare") == chance("spatial") == 1 / 2

@@ -10,11 +10,10 @@ import torch
 from overt.attention import Kind
 from overt.data.scenes import making, store
 from overt.data.scenes.making import Wanted
-from overt.data.scenes.questions import ALL, ANSWERS, FAMILIES
+from overt.data.scenes.questions import ALL, ANSWERS
 from overt.data.scenes.store import (
     Scenes,
     Truth,
-    chance,
     cover,
     default_cache,
     fingerprint,
@@ -269,11 +268,6 @@ def test_cover_of_one_pixel():
     shares = cover(owners, (2, 2))
     assert shares.shape == (1, 8, 4)
     assert shares[0, 1].tolist() == [0, 0, 0.25, 0] and shares.sum() == 0.25
-
-
-def test_chance():
-    assert chance("exist") == 0.5 and chance("query-color") == 1 / 8
-    assert all(chance(family) == 1 / len(FAMILIES[family]) for family in ALL)
 
 
 def test_few_scenes_need_no_workers(tmp_path, monkeypatch):
