@@ -234,6 +234,7 @@ os.register_at_fork(after_in_child=_let_go)
 def replacing(path: Path, size: int = 0) -> Iterator[Path]:
     """Write one file at the path that this yields; on a clean exit it becomes `path` in one step.
 
+    It is flushed to the disk, unless it lies in a folder that `writing` will flush as a whole.
     `size` is how many bytes are coming, where that is known, for the sentence of a full disk.
     """
     path = _place(path)
@@ -245,9 +246,11 @@ def replacing(path: Path, size: int = 0) -> Iterator[Path]:
         with _told(path, temporary, size, only=_DISK_AT_FAULT):
             yield temporary / path.name
         with _told(path, temporary, size):
-            _sync(temporary / path.name)
+            if not _unfinished(path):
+                _sync(temporary / path.name)
             os.replace(temporary / path.name, path)
-            _sync(path.parent)
+            if not _unfinished(path):
+                _sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -732,7 +735,13 @@ def _make(folder: Path) -> None:
     if not os.path.isdir(folder):
         _make(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync(folder.parent)
+        if not _unfinished(folder):
+            _sync(folder.parent)
+
+
+def _unfinished(path: Path) -> bool:
+    """Whether this lies in a folder that is still being filled: all of it is flushed at the end."""
+    return any(name in _active for name in path.parts[:-1])
 
 
 def _sync(path: Path) -> None:

@@ -165,6 +165,35 @@ def test_everything_is_on_the_disk_before_the_rename_and_the_rename_after_it(tmp
     assert [source for source, _ in done[8:]] == [aside]  # and only now does the old one go
 
 
+def test_inside_an_open_folder_nothing_is_flushed_twice(tmp_path, monkeypatch):
+    """Only the end of `writing` makes a folder last, so its files need no flush of their own."""
+    done, fsync = [], os.fsync
+
+    def note_fsync(descriptor):
+        fsync(descriptor)
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    with files.writing(tmp_path / "c") as new:
+        fill(new, 1)
+        assert done == []
+    inside = [new / name for name in ("extra/order.npz", "model.safetensors", "state.json")]
+    assert done == [*inside, new / files.MANIFEST, new / "extra", new, tmp_path]
+    done.clear()
+    files.write_json(tmp_path / "alone.json", {})
+    assert [path.name for path in done] == ["alone.json", tmp_path.name]
+
+
+def test_inside_an_open_folder_a_file_is_still_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    with files.writing(tmp_path / "c") as new:
+        fill(new, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", lambda *_: raise_no_space())
+            with pytest.raises(Failed):
+                files.write_json(new / "state.json", {"step": 2})
+    assert load(tmp_path / "c") == 1
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, FileNotFoundError])
 def test_an_exception_in_the_body_passes_unchanged_and_the_old_folder_stays(tmp_path, error):
     save(tmp_path / "c", 1)
