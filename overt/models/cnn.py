@@ -27,7 +27,7 @@ class Cells:
         """The features, each cell multiplied by its entry of the mask called "image"."""
         if mask is None or "image" not in mask:
             return self.values
-        return self.values * mask["image"][..., None]
+        return self.values * mask["image"][..., None].to(self.values.dtype)
 
 
 class Backbone(nn.Module):
@@ -36,7 +36,7 @@ class Backbone(nn.Module):
     def __init__(self, channels: Sequence[int], strides: Sequence[int]) -> None:
         super().__init__()
         blocks: list[nn.Module] = []
-        for before, after, stride in zip([3, *channels], channels, strides, strict=False):
+        for before, after, stride in zip([3, *channels[:-1]], channels, strides, strict=True):
             convolution = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out")
             blocks += [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]

@@ -35,17 +35,24 @@ def save(model: Configured, folder: Path | str) -> None:
 def load(build: Callable[[dict[str, Any]], Model], folder: Path | str) -> Model:
     """Build a model from `config.json` and give it the weights beside it, in eval mode.
 
-    The folder is verified first, and no code in it is ever run.
+    The folder is verified first, and no code in it is ever run. Weights keep the number format
+    that they were saved in.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder} holds no saved model: config.json is missing")
     files.verify(folder)
     config = files.read_json(folder / "config.json")
+    weights = files.read_tensors(folder / "model.safetensors")
+    formats = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     try:
         model = build(config)
-        model.load_state_dict(files.read_tensors(folder / "model.safetensors"))
-    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
-        sentence = str(error).strip().splitlines()[-1].strip()
-        raise Damaged(f"{folder} is not a model of this kind: {sentence}") from None
+        if len(formats) == 1:
+            model.to(formats.pop())
+        model.load_state_dict(weights)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever a constructor makes of values that are not its own
+        why = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+        raise Damaged(f"{folder} is not a model of this kind: {why}") from error
     return model.eval()

@@ -23,7 +23,7 @@ from overt.models.output import Output
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """A text as the embeddings of its words."""
+    """A text as the embeddings of its words; padding stands after them."""
 
     values: Float[Tensor, "b n d"]
     present: Bool[Tensor, "b n"]
@@ -54,7 +54,8 @@ class WordAttention(nn.Module):
         self, states: Float[Tensor, "b n d"], text: Words
     ) -> tuple[Float[Tensor, "b h d"], AttentionMap]:
         """The summary of every hop, and the map behind it; hops stand on the head axis."""
-        scores = self.outer(torch.tanh(self.inner(states))).float()
+        scores = self.outer(torch.tanh(self.inner(states)))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         attention = AttentionMap.from_scores(
             rearrange(scores, "b n h -> b 1 h 1 n"),
             words(states.shape[1], geometry=text.geometry),
@@ -68,7 +69,8 @@ def redundancy(attention: AttentionMap) -> Float[Tensor, " b"]:
     """How much the hops repeat each other: `||A A^T - I||_F^2` of every sample (eq. 8)."""
     hops = rearrange(attention.weights, "b 1 h 1 n -> b h n")
     same = einsum(hops, hops, "b h n, b g n -> b h g")
-    return (same - torch.eye(hops.shape[1], device=hops.device)).square().sum(dim=(1, 2))
+    alone = torch.eye(hops.shape[1], device=hops.device, dtype=hops.dtype)
+    return (same - alone).square().sum(dim=(1, 2))
 
 
 class TextClassifier(nn.Module):

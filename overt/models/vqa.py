@@ -6,7 +6,7 @@ https://arxiv.org/abs/1704.03162; the words are weighed by structured self-atten
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -90,8 +90,9 @@ class SoftAttention(nn.Module):
     ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
         """The weighted sum of every glimpse, side by side, and the map behind them."""
         joint = torch.relu(self.of_cell(cells) + self.of_question(question)[:, None])
-        scores = rearrange(self.score(joint).float(), "b k h -> b 1 h 1 k")
-        attention = AttentionMap.from_scores(scores, layout)
+        scores = self.score(joint)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        attention = AttentionMap.from_scores(rearrange(scores, "b k h -> b 1 h 1 k"), layout)
         weights = rearrange(attention.weights, "b 1 h 1 k -> b h k").to(cells.dtype)
         return einsum(weights, cells, "b h k, b k d -> b h d").flatten(1), attention
 
@@ -197,7 +198,7 @@ class VQA(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
-        return {"sizes": vars(self.sizes), "attend": self.attend.config()}
+        return {"sizes": asdict(self.sizes), "attend": self.attend.config()}
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write config.json and the weights."""
