@@ -47,10 +47,10 @@ def save(
 ) -> Path:
     """Write one checkpoint folder, whole or not at all, and drop all but the newest `keep`."""
     folder = parent / f"{PREFIX}{state.step:09d}"
+    packed = {name: pack(optimizer.state_dict()) for name, optimizer in optimizers.items()}
     with files.writing(folder) as temporary:
         files.write_tensors(temporary / "model.safetensors", copy_of(model.state_dict()))
-        for name, optimizer in optimizers.items():
-            tensors, rest = pack(optimizer.state_dict())
+        for name, (tensors, rest) in packed.items():
             files.write_tensors(temporary / f"{name}.optimizer.safetensors", tensors)
             files.write_json(temporary / f"{name}.optimizer.json", rest)
         files.write_json(temporary / "state.json", asdict(state))
@@ -59,7 +59,10 @@ def save(
 
 
 def load(folder: Path, model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> State:
-    """Verify a checkpoint, then put it into the model and the optimizers."""
+    """Verify a checkpoint, then put it into the model and the optimizers.
+
+    One that is whole but was left by another model or another kind of optimizer is `Damaged` too.
+    """
     files.verify(folder)
     values = files.read_json(folder / "state.json")
     try:
@@ -69,9 +72,20 @@ def load(folder: Path, model: nn.Module, optimizers: Mapping[str, torch.optim.Op
     load_model(folder, model)
     for name, optimizer in optimizers.items():
         tensors = files.read_tensors(folder / f"{name}.optimizer.safetensors")
-        optimizer.load_state_dict(
-            unpack(tensors, files.read_json(folder / f"{name}.optimizer.json"))
-        )
+        rest = files.read_json(folder / f"{name}.optimizer.json")
+        settings = [set(group) for group in optimizer.param_groups]
+        try:
+            optimizer.load_state_dict(unpack(tensors, rest))
+            missing = [
+                before - set(after)
+                for before, after in zip(settings, optimizer.param_groups, strict=True)
+            ]
+            if any(missing):
+                raise ValueError(f"it lacks {', '.join(sorted(set().union(*missing)))}")
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise Damaged(
+                f"{folder / name}.optimizer.json does not fit this optimizer: {error}"
+            ) from error
     return state
 
 
@@ -90,14 +104,19 @@ def copy_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def pack(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as tensors and JSON."""
+    """An optimizer's state as tensors and JSON; one that holds anything else is refused."""
     tensors, plain = {}, {}
     for index, slots in state["state"].items():
         for slot, value in slots.items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{index}/{slot}"] = value
-            else:
+            elif value is None or isinstance(value, bool | int | float | str):
                 plain[f"{index}/{slot}"] = value
+            else:
+                raise ValueError(
+                    f"the optimizer keeps a {type(value).__name__} as {slot!r}, which cannot be "
+                    "saved; use one that keeps tensors and numbers"
+                )
     groups = [
         {key: _number(value) for key, value in group.items()} for group in state["param_groups"]
     ]

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -77,8 +77,9 @@ class ParameterSet:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters that this optimizer moves."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        """All parameters that this optimizer moves; frozen ones are none of them."""
+        groups = self.optimizer.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ class Limits:
     log_every: int = 20
     workers: int = 0
     bf16: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "accumulate", "save_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,13 @@ def fit(
     had never stopped: bit for bit on one CPU process, or on a GPU under deterministic algorithms.
     SIGINT and SIGTERM save after the current step and raise `Stopped`; a loss or gradient that is
     not finite raises `Failed` before any optimizer has moved. With `limits.patience` training ends
-    after that many validations without a new best, and the best weights are put back.
+    as soon as more than that many validations in a row bring no new best, and the best weights are
+    put back.
+
+    Several processes share each batch and take the same steps as one would, as far as samples do
+    not depend on each other: batch norm and batch-level losses see the share of their process, and
+    dropout draws other numbers. All start from the weights of the first process, which alone
+    writes files and decides on validations.
     """
     if not len(data):
         raise BadInput(f"there is nothing to train on in stage {stage!r}")
@@ -189,6 +201,15 @@ def mixed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
+def leave_signals(worker: int) -> None:
+    """In a process that loads data: signals to all of us are for the main process to answer.
+
+    It still has to finish its step, and then ends the others.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def seed_everything(value: int) -> None:
     """Set the state of every random generator a step may use."""
     random.seed(value)
@@ -218,8 +239,9 @@ class _Run:
         self.state = State(stage, seed)
         self.checkpoints = out / "checkpoints" / stage
         self.log = Log(out, enabled=ranks.first)
-        self.reporter = reporter or Reporter(enabled=ranks.first)
+        self.reporter = reporter if reporter and ranks.first else Reporter(enabled=ranks.first)
         self.stop_signal = 0
+        self.agreed: list[str] = []
         self.micro_per_epoch = math.ceil(len(data) / limits.batch)
         self.steps_per_epoch = math.ceil(self.micro_per_epoch / limits.accumulate)
         self.steps = limits.epochs * self.steps_per_epoch
@@ -231,15 +253,16 @@ class _Run:
 
     def go(self, resume: bool) -> Fitted:
         self.restore(resume)
-        self.log.open(self.state.log_bytes)
-        try:
-            if not self.state.done:
-                with self.signals(), self.reporter.stage(self.stage, self.steps, self.state.step):
-                    self.train()
-        finally:
-            self.log.close()
-        self.model.eval()
+        self.ranks.share(self.model.state_dict().values())
         state = self.state
+        if not state.done:
+            try:
+                self.log.open(state.log_bytes if state.step else self.log.before(self.stage))
+                with self.signals(), self.reporter.stage(self.stage, self.steps, state.step):
+                    self.train()
+            finally:
+                self.log.close()
+        self.model.eval()
         return Fitted(state.step, state.epoch, state.samples, state.seconds)
 
     def train(self) -> None:
@@ -266,14 +289,14 @@ class _Run:
             stopped = self.ranks.largest(self.stop_signal)
             if state.done or stopped or state.step % self.limits.save_every == 0:
                 self.save()
-            if state.done:
-                return
-            if stopped:
+            if stopped:  # at the end of a stage too: another one may follow
                 raise Stopped(
                     f"stopped at step {state.step} of {self.steps} of stage {self.stage!r} and "
                     "saved; the same command with --resume goes on from there",
                     stopped,
                 )
+            if state.done:
+                return
 
     def update(self, window: Sequence["_Part"]) -> dict[str, tuple[float, float]]:
         """One optimizer step of every set, on the batches of one accumulation window."""
@@ -397,20 +420,40 @@ class _Run:
             yield from (self.data.batch(part) for part in mine)
             return
         yield from torch.utils.data.DataLoader(
-            _Batches(self.data, mine), batch_size=None, num_workers=self.limits.workers
+            _Batches(self.data, mine),
+            batch_size=None,
+            num_workers=self.limits.workers,
+            worker_init_fn=leave_signals,
         )
 
     def totals(self, losses: Sequence[Losses]) -> tuple[list[str], list[list[float]]]:
-        """Name, sum and count of every loss, over a window and over all processes."""
+        """Name, sum and count of every loss, over a window and over all processes.
+
+        A process may lack a loss that another has; one that none has is left out.
+        """
+        there = torch.ones((), device=self.ranks.device, dtype=self.ranks.exact)
         table: dict[str, list[Tensor]] = {}
         for one in losses:
             for set_name, group in one.items():
                 for loss_name, loss in group.items():
-                    pair = torch.stack([loss.total.detach().double(), loss.count.double()])
-                    table.setdefault(f"{set_name}/{loss_name}", []).append(pair)
-        names = sorted(table)
-        sums = torch.stack([torch.stack(table[name]).sum(dim=0) for name in names])
-        return names, self.ranks.sum(sums).tolist()
+                    row = torch.stack([loss.total.detach().to(there), loss.count.to(there), there])
+                    table.setdefault(f"{set_name}/{loss_name}", []).append(row)
+        names = self.agree(sorted(table))
+        if not names:
+            raise ValueError(f"no loss at step {self.state.step} of stage {self.stage!r}")
+        none = [there.new_zeros(3)]
+        sums = torch.stack([torch.stack(table.get(name, none)).sum(dim=0) for name in names])
+        rows = dict(zip(names, self.ranks.sum(sums).tolist(), strict=True))
+        found = {name: [total, count] for name, (total, count, times) in rows.items() if times}
+        return list(found), list(found.values())
+
+    def agree(self, names: list[str]) -> list[str]:
+        """The names of all losses on all processes, which must send messages of one size."""
+        if self.ranks.world == 1:
+            return names
+        if self.ranks.largest(int(not set(names) <= set(self.agreed))):
+            self.agreed = self.ranks.union({*self.agreed, *names})
+        return self.agreed
 
     def refuse_non_finite(
         self,
@@ -467,7 +510,8 @@ class _Run:
         self.ranks.share(self.model.buffers())
         self.model.eval()
         with torch.no_grad():
-            measures = {name: float(value) for name, value in monitor.measure(self.model).items()}
+            found = {name: float(value) for name, value in monitor.measure(self.model).items()}
+        measures = dict(zip(found, self.ranks.of_first([*found.values()]), strict=True))
         self.model.train()
         self.log.write(
             {
@@ -480,7 +524,7 @@ class _Run:
         )
         self.reporter.measured(state.epoch, measures)
         value = measures[monitor.best] * (1 if monitor.higher_is_better else -1)
-        if state.best is None or value > state.best:
+        if value > (-math.inf if state.best is None else state.best):  # NaN is no best
             state.best, state.best_step, state.waited = value, state.step, 0
             if self.ranks.first and self.limits.patience is not None:
                 with files.writing(self.checkpoints / "best") as folder:
@@ -529,7 +573,13 @@ class _Run:
                     "start again"
                 )
             return
+        seed = self.state.seed
         self.state = checkpoint.load(found, self.model, self.optimizers)
+        if self.state.seed != seed:
+            raise BadInput(
+                f"{found} was left by a run with seed {self.state.seed}, not {seed}; go on with "
+                "that seed, or choose another --out"
+            )
         for one in self.sets.values():
             move_state(one.optimizer, self.ranks.device)
 
@@ -544,7 +594,8 @@ class _Run:
             if self.stop_signal and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.stop_signal = number
-            self.reporter.say("stopping after this step; press Ctrl-C again to stop at once")
+            with suppress(RuntimeError):  # it may have come in the middle of another line
+                self.reporter.say("stopping after this step; press Ctrl-C again to stop at once")
 
         former = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

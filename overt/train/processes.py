@@ -22,6 +22,11 @@ class Processes:
         """Whether this is the process that writes files."""
         return self.rank == 0
 
+    @property
+    def exact(self) -> torch.dtype:
+        """The most exact number format that the device has."""
+        return torch.float32 if self.device.type == "mps" else torch.float64
+
     def sum(self, values: Tensor) -> Tensor:
         """The element-wise sum over all processes."""
         if self.world == 1:
@@ -38,30 +43,57 @@ class Processes:
         torch.distributed.all_reduce(held, op=torch.distributed.ReduceOp.MAX)
         return int(held)
 
+    def of_first(self, values: Sequence[float]) -> list[float]:
+        """The numbers of the first process, so that all decide alike."""
+        if self.world == 1:
+            return list(values)
+        held = torch.tensor(values, dtype=self.exact, device=self.device)
+        torch.distributed.broadcast(held, src=0)
+        return [float(value) for value in held.tolist()]
+
+    def union(self, names: Iterable[str]) -> list[str]:
+        """All names that any process holds, in order."""
+        if self.world == 1:
+            return sorted(names)
+        text = "\n".join(names).encode()
+        mine = torch.zeros(self.largest(len(text)), dtype=torch.uint8, device=self.device)
+        mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        held = [torch.empty_like(mine) for _ in range(self.world)]
+        torch.distributed.all_gather(held, mine)
+        texts = [bytes(one.tolist()).rstrip(b"\0").decode() for one in held]
+        return sorted({name for one in texts for name in one.split("\n")} - {""})
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Every gradient replaced by its sum over all processes, in one message a number format."""
+        """Every gradient replaced by its sum over all processes, in one message a number format.
+
+        A process without a gradient, for want of a supervised row, counts as zero. A parameter
+        without one on any process stays without: zero would let its momentum move it.
+        """
         if self.world == 1:
             return
+        by_format: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in parameters:
-            if parameter.grad is None:  # a rank without a supervised row still has to answer
-                parameter.grad = torch.zeros_like(parameter)
-        by_format: dict[torch.dtype, list[Tensor]] = {}
-        for parameter in parameters:
-            assert parameter.grad is not None
-            by_format.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-        for gradients in by_format.values():
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            by_format.setdefault(parameter.dtype, []).append(parameter)
+        for group in by_format.values():
+            there = [float(parameter.grad is not None) for parameter in group]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in group]
+            flags = torch.tensor(there, dtype=gradients[0].dtype, device=gradients[0].device)
+            flat = torch.cat([flags, *(gradient.flatten() for gradient in gradients)])
             torch.distributed.all_reduce(flat)
-            start = 0
-            for gradient in gradients:
-                gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+            anywhere, start = flat[: len(group)].tolist(), len(group)
+            for parameter, gradient, found in zip(group, gradients, anywhere, strict=True):
+                if found:
+                    total = flat[start : start + gradient.numel()].view_as(gradient)
+                    parameter.grad = gradient.detach().copy_(total)
                 start += gradient.numel()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Every tensor overwritten with that of the first process."""
         if self.world > 1:
             for tensor in tensors:
-                torch.distributed.broadcast(tensor, src=0)
+                whole = tensor.detach().contiguous()
+                torch.distributed.broadcast(whole, src=0)
+                tensor.detach().copy_(whole)
 
     def wait(self) -> None:
         """Return when all processes have come this far."""
@@ -84,9 +116,7 @@ def processes(device: str = "auto") -> Processes:
 
     if device != "auto":
         check_device(device)
-    if device == "cpu" and not PartialState().initialized:
-        PartialState(cpu=True)
-    state = PartialState()
+    state = PartialState(cpu=device == "cpu")  # the first call decides, later ones find it
     chosen = state.device if device == "auto" else torch.device(device)
     if state.num_processes > 1 and chosen.type == "cuda":
         chosen = state.device  # torchrun gives each process a card of its own

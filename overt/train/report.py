@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,7 +18,7 @@ class Log:
     """`log.jsonl`, one JSON object a line, and TensorBoard beside it where that is installed.
 
     It holds nothing that depends on the clock, so the log of a run that was killed and resumed is
-    byte for byte that of a run that was not.
+    byte for byte that of a run that was not. The stages of a run share it, one after the other.
     """
 
     def __init__(self, out: Path, enabled: bool = True) -> None:
@@ -30,21 +30,45 @@ class Log:
         """Start writing after the first `size` bytes; no checkpoint knows of later lines."""
         if not self.enabled:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch()
-        os.truncate(self.path, min(size, self.path.stat().st_size))
-        self.file = self.path.open("a", encoding="utf-8")
+        with self.told():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+            os.truncate(self.path, min(size, self.path.stat().st_size))
+            self.file = self.path.open("a", encoding="utf-8")
+
+    def before(self, stage: str) -> int:
+        """How many bytes stand before the first line of a stage: those of the stages before it."""
+        size = 0
+        if self.path.is_file():
+            for line in self.path.read_bytes().splitlines(keepends=True):
+                try:
+                    theirs = line.endswith(b"\n") and json.loads(line)["stage"] != stage
+                except (ValueError, KeyError, TypeError):
+                    theirs = False
+                if not theirs:
+                    break
+                size += len(line)
+        return size
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append one line and let it reach the disk."""
+        """Append one line, which others can read at once."""
         if self.file is None:
             return
-        try:
+        with self.told():
             self.file.write(json.dumps(line, allow_nan=True) + "\n")
             self.file.flush()
-        except OSError as error:
-            raise Failed(f"{self.path} cannot be written: {error.strerror}") from None
         self.chart(line)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Turn the system's refusal into a sentence with the path."""
+        try:
+            yield
+        except OSError as error:
+            raise Failed(
+                f"{self.path} cannot be written: {error.strerror or error}; make room and go on "
+                "with --resume"
+            ) from error
 
     def chart(self, line: Mapping[str, Any]) -> None:
         """The same numbers for TensorBoard."""
@@ -54,7 +78,9 @@ class Log:
             except (ImportError, RuntimeError):
                 self.board = False
             else:
-                self.board = SummaryWriter(str(self.path.parent / "tensorboard"))
+                folder = self.path.parent / "tensorboard" / str(line["stage"])
+                # what an earlier attempt charted from here on is not shown
+                self.board = SummaryWriter(str(folder), purge_step=line["step"])
         if self.board:
             numbers = {**line.get("losses", {}), **line.get("measures", {})}
             for name, value in numbers.items():
@@ -64,18 +90,18 @@ class Log:
         """Bytes written so far, all of them on the disk."""
         if self.file is None:
             return 0
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        return self.path.stat().st_size
+        with self.told():
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            return self.path.stat().st_size
 
     def close(self) -> None:
-        """Let go of the files."""
-        if self.file is not None:
-            self.file.close()
-            self.file = None
-        if self.board:
-            self.board.close()
-        self.board = None
+        """Let go of the files; a disk that is full was told of before."""
+        for one in (self.file, self.board):
+            if one:
+                with suppress(OSError):
+                    one.close()
+        self.file = self.board = None
 
 
 class Reporter:
@@ -97,11 +123,11 @@ class Reporter:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             self.bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.completed}/{task.total}"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
             )
@@ -141,6 +167,6 @@ class Reporter:
         if not self.enabled:
             return
         if self.bar is not None:
-            self.bar.console.print(sentence, highlight=False)
+            self.bar.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
         else:
             print(sentence, file=sys.stderr, flush=True)
