@@ -242,6 +242,7 @@ class _Run:
         self.reporter = reporter if reporter and ranks.first else Reporter(enabled=ranks.first)
         self.stop_signal = 0
         self.agreed: list[str] = []
+        self.own = torch.zeros(0)  # sums of this process at the latest step
         self.micro_per_epoch = math.ceil(len(data) / limits.batch)
         self.steps_per_epoch = math.ceil(self.micro_per_epoch / limits.accumulate)
         self.steps = limits.epochs * self.steps_per_epoch
@@ -442,8 +443,8 @@ class _Run:
         if not names:
             raise ValueError(f"no loss at step {self.state.step} of stage {self.stage!r}")
         none = [there.new_zeros(3)]
-        sums = torch.stack([torch.stack(table.get(name, none)).sum(dim=0) for name in names])
-        rows = dict(zip(names, self.ranks.sum(sums).tolist(), strict=True))
+        self.own = torch.stack([torch.stack(table.get(name, none)).sum(dim=0) for name in names])
+        rows = dict(zip(names, self.ranks.sum(self.own).tolist(), strict=True))
         found = {name: [total, count] for name, (total, count, times) in rows.items() if times}
         return list(found), list(found.values())
 
@@ -466,10 +467,12 @@ class _Run:
         wrong += [f"gradient of {name}" for name, norm in norms.items() if not math.isfinite(norm)]
         if wrong:
             ids = [one for part in window for one in part.batch.ids]
+            guilty = [] if self.own.isfinite().all() else ids
+            named = self.ranks.union(guilty) or self.ranks.union(ids)
             raise Failed(
                 f"{' and '.join(wrong)} is not finite at step {self.state.step} of stage "
-                f"{self.stage!r} (samples {', '.join(ids[:3])} ...); no weight was changed: lower "
-                "train.rate, or look at those samples"
+                f"{self.stage!r} (samples {', '.join(named[:3])} ...); no weight was changed: "
+                "lower train.rate, or look at those samples"
             )
 
     def note(self, losses: Mapping[str, tuple[float, float]]) -> None:

@@ -154,7 +154,7 @@ def test_batch_level_losses_refuse_accumulation(tmp_path: Path) -> None:
         return {"model": {"mmd": Loss(loss.total, loss.count, batch_level=True)}}
 
     net, sets = toys.make()
-    with pytest.raises(BadInput, match="train.accumulate=1"):
+    with pytest.raises(BadInput, match=r"train\.accumulate=1"):
         fit(net, toys.Numbers(), step, sets, toys.LIMITS, out=tmp_path, seed=0, device="cpu")
 
 
@@ -288,9 +288,7 @@ def test_bf16_trains(tmp_path: Path) -> None:
 def test_steps_end_a_run_before_its_epochs(tmp_path: Path) -> None:
     net, sets = toys.make()
     limits = Limits(epochs=100, batch=8, steps=5)
-    fitted = fit(
-        net, toys.Numbers(), toys.step, sets, limits, out=tmp_path, seed=0, device="cpu"
-    )
+    fitted = fit(net, toys.Numbers(), toys.step, sets, limits, out=tmp_path, seed=0, device="cpu")
     assert fitted.steps == 5 and fitted.samples == 40
 
 
@@ -317,7 +315,7 @@ def test_seeds_are_mixed_the_same_everywhere() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_at_random_moments_ends_the_same(tmp_path: Path, workers: int) -> None:
-    """SIGKILL again and again: the weights, the optimizers and the log end as if nothing had been."""
+    """SIGKILL again and again: the weights, optimizers and log end as if nothing had been."""
 
     def start(out: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "tests.train.toys", str(out), str(workers)])

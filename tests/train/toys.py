@@ -33,7 +33,7 @@ class Numbers:
 
 
 class Net(nn.Module):
-    """A network, and beside it an adversary that guesses the class from the network's hidden state."""
+    """A network, and an adversary that guesses the class from its hidden state."""
 
     def __init__(self, dropout: float = 0.3) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, rows: Tensor | None = None) ->
 
 
 def step(model: nn.Module, batch: Batch, progress: Progress) -> Losses:
-    """Task on all rows, an extra loss on the uneven rows of class 0, and the adversary's own loss."""
+    """Task on all rows, an extra loss on the few of class 0, and the adversary's own loss."""
     assert isinstance(model, Net) and batch.labels is not None
     hidden = model.hidden(batch)
     logits = model.head(hidden)
