@@ -497,6 +497,8 @@ class _Line:
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; what went wrong is said in one sentence."""
     given = list(sys.argv[1:] if args is None else args)
+    # Threads that spin while they wait slow torch tenfold on a machine that has other work to do.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1704.03162; the words are weighed by structured self-atten
 "Self Supervision for Attention Networks".
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -29,6 +29,7 @@ class Attend(Protocol):
     """A way to look: cells and a question in, a summary a glimpse and a map out."""
 
     glimpses: int
+    looks: bool
 
     def __call__(
         self,
@@ -43,9 +44,10 @@ class Attend(Protocol):
 
 
 class Blind(nn.Module):
-    """Look at nothing: what can be said from the question alone."""
+    """Look at nothing: what can be said from the question alone. No image is even encoded."""
 
     glimpses = 1
+    looks = False
 
     def forward(
         self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
@@ -62,6 +64,7 @@ class MeanPool(nn.Module):
     """Look at everything alike: no attention."""
 
     glimpses = 1
+    looks = True
 
     def forward(
         self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
@@ -75,13 +78,25 @@ class MeanPool(nn.Module):
 
 
 class SoftAttention(nn.Module):
-    """`softmax(w relu(V x + Q q))` over the cells; glimpses stand on the head axis."""
+    """`softmax(w relu(V x * Q q))` over the cells; glimpses stand on the head axis.
 
-    def __init__(self, cell: int, question: int, hidden: int, glimpses: int = 2) -> None:
+    The paper joins the two by `torch.add`. A product is the default here: it matches a cell with
+    the words in one step.
+    """
+
+    def __init__(
+        self,
+        cell: int,
+        question: int,
+        hidden: int,
+        glimpses: int = 2,
+        join: Callable[[Tensor, Tensor], Tensor] = torch.mul,
+    ) -> None:
         super().__init__()
+        self.looks = True
         self.sizes = {"cell": cell, "question": question, "hidden": hidden, "glimpses": glimpses}
-        self.glimpses = glimpses
-        self.of_cell = nn.Linear(cell, hidden, bias=False)
+        self.glimpses, self.join = glimpses, join
+        self.of_cell = nn.Linear(cell, hidden)
         self.of_question = nn.Linear(question, hidden)
         self.score = nn.Linear(hidden, glimpses)
 
@@ -89,28 +104,33 @@ class SoftAttention(nn.Module):
         self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
     ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
         """The weighted sum of every glimpse, side by side, and the map behind them."""
-        joint = torch.relu(self.of_cell(cells) + self.of_question(question)[:, None])
-        scores = self.score(joint)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        attention = AttentionMap.from_scores(rearrange(scores, "b k h -> b 1 h 1 k"), layout)
+        joint = torch.relu(self.join(self.of_cell(cells), self.of_question(question)[:, None]))
+        scores = rearrange(self.score(joint).float(), "b k h -> b 1 h 1 k")
+        attention = AttentionMap.from_scores(scores, layout)
         weights = rearrange(attention.weights, "b 1 h 1 k -> b h k").to(cells.dtype)
         return einsum(weights, cells, "b h k, b k d -> b h d").flatten(1), attention
 
     def config(self) -> dict[str, Any]:
-        """The sizes of the layers."""
-        return {"kind": "soft", **self.sizes}
+        """The sizes of the layers and how the two sides are joined."""
+        for name, join in JOINS.items():
+            if join is self.join:
+                return {"kind": "soft", "join": name, **self.sizes}
+        raise BadInput("only attention that joins by torch.mul or torch.add can be saved")
+
+
+JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"product": torch.mul, "sum": torch.add}
 
 
 def attend_from(config: Mapping[str, Any]) -> Attend:
     """The way to look that a saved model was made with."""
-    sizes = {name: value for name, value in config.items() if name != "kind"}
+    sizes = {name: value for name, value in config.items() if name not in ("kind", "join")}
     match config.get("kind"):
         case "blind":
             return Blind()
         case "mean":
             return MeanPool()
         case "soft":
-            return SoftAttention(**sizes)
+            return SoftAttention(**sizes, join=JOINS[config["join"]])
         case other:
             raise BadInput(f"attention of kind {other!r} is not one of blind, mean, soft")
 
@@ -142,12 +162,12 @@ class Sizes:
 
 
 class VQA(nn.Module):
-    """A CNN, an LSTM with attention over its words, and `attend` to join the two.
+    """A CNN, a GRU with attention over its words, and `attend` to join the two.
 
     Departures from the paper, made for small worlds: a CNN trained with the rest in place of a
-    frozen ResNet, coordinates beside the features of each cell, and the weighted sum of the LSTM's
-    states in place of its last one. A mask on the cells acts after their normalisation, where it
-    can be felt.
+    frozen ResNet, layer norm in place of the L2 norm of each cell, coordinates beside its
+    features, and a question that is the GRU's last state and the weighted sum of all its states,
+    added. A mask on the cells acts after their normalisation, where it can be felt.
     """
 
     def __init__(self, sizes: Sizes, attend: Attend) -> None:
@@ -158,7 +178,8 @@ class VQA(nn.Module):
         )
         self.embed = nn.Embedding(sizes.vocabulary, sizes.word, padding_idx=0)
         self.blank = nn.Parameter(torch.zeros(sizes.word))
-        self.read = nn.LSTM(sizes.word, sizes.question, batch_first=True)
+        self.normalize = nn.LayerNorm(sizes.cell)
+        self.read = nn.GRU(sizes.word, sizes.question, batch_first=True)
         self.weigh = WordAttention(sizes.question, sizes.question)
         self.attend = attend
         summary = attend.glimpses * sizes.seen + sizes.question
@@ -174,19 +195,23 @@ class VQA(nn.Module):
         """Each image once, however many questions are asked about it."""
         if batch.images is None or batch.tokens is None or batch.token_mask is None:
             raise ValueError("a question-answering model needs a batch with images and tokens")
+        text = Words(self.embed(batch.tokens), batch.token_mask, batch.text)
+        if not self.attend.looks:
+            nothing = text.values.new_zeros(len(batch), 1, self.sizes.seen)
+            return Asked(Cells(nothing, grid(1, 1, geometry=batch.sample_geometry)), text)
         features = self.backbone(batch.images)
         height, width = features.shape[-2:]
         layout = grid(height, width, geometry=batch.sample_geometry)
-        cells = rearrange(features, "i d y x -> i (y x) d")[batch.image_index]
+        cells = self.normalize(rearrange(features, "i d y x -> i (y x) d"))
         cells = torch.cat([cells, coordinates(layout, cells)], dim=-1)
-        text = Words(self.embed(batch.tokens), batch.token_mask, batch.text)
-        return Asked(Cells(cells, layout), text)
+        return Asked(Cells(cells[batch.image_index], layout), text)
 
     def decide(self, features: Asked, mask: Mapping[str, Tensor] | None = None) -> Output:
         """Answers, and the maps over cells and words."""
         states, _ = self.read(features.words.masked(mask, self.blank))
         summary, over_words = self.weigh(states, features.words)
-        question = summary[:, 0]
+        last = (features.words.present.sum(dim=1) - 1).clamp_min(0)
+        question = summary[:, 0] + states[torch.arange(len(last), device=last.device), last]
         seen, over_cells = self.attend(features.cells.masked(mask), question, features.cells.layout)
         prediction = self.decision(torch.cat([seen, question], dim=1))
         maps = (over_words,) if over_cells is None else (over_cells, over_words)

@@ -39,9 +39,9 @@ class Data:
 
     limit: int | None = None
     world: int = 1
-    train: int = 4000
+    train: int = 24000
     val: int = 200
-    test: int = 500
+    test: int = 2000
     size: int = 64
     held_out: str | None = None
 
@@ -64,7 +64,7 @@ class Supervise:
     weight: float = 1.0
 
 
-LONG = Train(epochs=30, batch=32, rate=3e-3, decay=1e-3, clip=1.0, warmup=0.1)
+LONG = Train(epochs=14, batch=32, rate=4e-3, decay=1e-3, save_every=1000)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ SINGLE = 0.3  # how often a description has one attribute and not two
 # How often each attribute is named: people too say color and shape before size and texture.
 NAMED = {"color": 4, "shape": 3, "size": 1, "texture": 1}
 NEAR_MISS = 0.5  # how often a thing no question needs shares an attribute with a description
+ALIKE = ("color", "texture")  # what two things may have in common
 PATIENCE = 200  # how often a scene is built anew before the words are drawn anew
 VARIETY = 12  # how many kinds must be left for the things no question needs
 ROOM = {"exist": 2, "count": 3, "compare": 2, "same": 2, "spatial": 2, "relate": 2}
@@ -176,8 +177,8 @@ def _program(dice: Dice, family: str) -> Program:
         case "compare":
             return Program(family, _two_names(dice), dice.pick(tuple(COMPARISONS)))
         case "same":
-            about = dice.pick(ATTRIBUTES)
-            return Program(family, (_description(dice, about), _description(dice, about)), about)
+            about = dice.pick(ALIKE)
+            return Program(family, (_description(dice, about),), about)
         case "spatial":
             return Program(family, _two_names(dice), dice.pick(tuple(RELATIONS)))
         case "relate":
@@ -302,10 +303,12 @@ class Plan:
                     self.slots += [self.only((i, 0)), self.only((i, 1))]
                     last = len(self.slots) - 1
                     self._separate(last - 1, last, program.about, answer == "yes")
-                case "compare" | "same":
-                    name, values = _two_values(dice, program, answer == "yes")
-                    for j, value in enumerate(values):
-                        self.slots.append(self.only((i, j)) & fitting_kinds((name, value)))
+                case "compare":
+                    for j, size in enumerate(_two_sizes(dice, program, answer == "yes")):
+                        self.slots.append(self.only((i, j)) & fitting_kinds(("size", size)))
+                case "same":
+                    for value in _two_values(dice, program.about, answer == "yes"):
+                        self.slots.append(self.only((i, 0)) & fitting_kinds((program.about, value)))
                 case _:
                     self.slots.append(self.only((i, 0)) & fitting_kinds((program.about, answer)))
 
@@ -362,13 +365,15 @@ class Plan:
         self.apart.append((*pair, axis, GAP))
 
 
-def _two_values(dice: Dice, program: Program, yes: bool) -> tuple[str, tuple[str, str]]:
-    """Which attribute two sides are compared in, and a value for each."""
-    if program.family == "compare":
-        small, large = dice.pick(list(combinations(SIZES, 2)))
-        rising = (COMPARISONS[program.about] > 0) != yes
-        return "size", (small, large) if rising else (large, small)
-    values = VALUES[program.about]
+def _two_sizes(dice: Dice, program: Program, first: bool) -> tuple[str, str]:
+    """Sizes of the two things compared, so that the first is the answer, or the second."""
+    small, large = dice.pick(list(combinations(SIZES, 2)))
+    rising = (COMPARISONS[program.about] > 0) != first
+    return (small, large) if rising else (large, small)
+
+
+def _two_values(dice: Dice, attribute: str, same: bool) -> tuple[str, str]:
+    """A value of the attribute for each of two things."""
+    values = VALUES[attribute]
     one = dice.pick(values)
-    two = one if yes else dice.pick([value for value in values if value != one])
-    return program.about, (one, two)
+    return one, one if same else dice.pick([value for value in values if value != one])

@@ -59,7 +59,7 @@ _ARGUMENTS = {*ATTRIBUTES, *RELATIONS, *COMPARISONS, *PLURALS.values(), "higher"
     *VALUES.values()
 )
 _PLAIN = (
-    "a an and are do down further have how is many of or same the there thing things up what which"
+    "a an are do down further have how is many of or same the there thing things two up what which"
 ).split()
 WORDS: tuple[str, ...] = tuple(sorted(_ARGUMENTS.union(_PLAIN)))
 
@@ -192,7 +192,10 @@ def _run(program: Program, things: Sequence[Thing]) -> str | None:
         case "relate":
             related = _related(program, things)
             return _named(things[related[0]] if len(related) == 1 else None, "color")
-        case "compare" | "same" | "spatial":
+        case "same":
+            pair = [things[i] for i in fitting_things(program.sides[0], things)]
+            return _alike(program.about, *pair) if len(pair) == 2 else None
+        case "compare" | "spatial":
             first, second = (_only(side, things) for side in program.sides)
             return None if first is None or second is None else _judge(program, first, second)
         case family:
@@ -205,16 +208,19 @@ def _named(thing: Thing | None, attribute: str) -> str | None:
     return value if value in VALUES[attribute] else None
 
 
+def _alike(attribute: str, first: Thing, second: Thing) -> str | None:
+    """Yes or no for two things; None where the attribute of one has no word."""
+    one, two = _named(first, attribute), _named(second, attribute)
+    return None if one is None or two is None else YES_NO[one != two]
+
+
 def _judge(program: Program, first: Thing, second: Thing) -> str | None:
     """The answer about two things; None where an attribute it needs has no word, or they tie."""
     if program.family == "spatial":
         return _which(_lead(program.about, first, second), first, second)
-    attribute = "size" if program.family == "compare" else program.about
-    one, two = _named(first, attribute), _named(second, attribute)
+    one, two = _named(first, "size"), _named(second, "size")
     if one is None or two is None:
         return None
-    if program.family == "same":
-        return YES_NO[one != two]
     step = SIZES.index(one) - SIZES.index(two)
     return _which(COMPARISONS[program.about] * step, first, second)
 
@@ -240,8 +246,8 @@ def words(program: Program) -> tuple[str, ...]:
         case "compare":
             return ("which", "is", program.about, *_either(sides))
         case "same":
-            pair = ("the", *sides[0], "and", "the", *sides[1])
-            return ("do", *pair, "have", "the", "same", program.about)
+            both = ("the", "two", *sides[0][:-1], plural(sides[0][-1]))
+            return ("do", *both, "have", "the", "same", program.about)
         case "spatial":
             return ("which", "is", *PLACES[program.about], *_either(sides))
         case "relate":
