@@ -73,15 +73,14 @@ def load(folder: Path, model: nn.Module, optimizers: Mapping[str, torch.optim.Op
     for name, optimizer in optimizers.items():
         tensors = files.read_tensors(folder / f"{name}.optimizer.safetensors")
         rest = files.read_json(folder / f"{name}.optimizer.json")
-        settings = [set(group) for group in optimizer.param_groups]
+        formerly = [dict(group) for group in optimizer.param_groups]
         try:
             optimizer.load_state_dict(unpack(tensors, rest))
-            missing = [
-                before - set(after)
-                for before, after in zip(settings, optimizer.param_groups, strict=True)
-            ]
-            if any(missing):
-                raise ValueError(f"it lacks {', '.join(sorted(set().union(*missing)))}")
+            for before, group in zip(formerly, optimizer.param_groups, strict=True):
+                if before.keys() - group.keys():
+                    lacks = ", ".join(sorted(before.keys() - group.keys()))
+                    raise ValueError(f"it lacks {lacks}")
+                group |= {key: _as(value, group[key]) for key, value in before.items()}
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise Damaged(
                 f"{folder / name}.optimizer.json does not fit this optimizer: {error}"
@@ -130,6 +129,13 @@ def unpack(tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Any]) -> dict
         index, slot = name.split("/", 1)
         state.setdefault(int(index), {})[slot] = value
     return {"state": state, "param_groups": [dict(group) for group in rest["groups"]]}
+
+
+def _as(before: Any, value: Any) -> Any:
+    """A setting in the form that the optimizer was made with: what `_number` did, undone."""
+    if isinstance(before, torch.Tensor):
+        return torch.as_tensor(value, dtype=before.dtype, device=before.device)
+    return tuple(value) if isinstance(before, tuple) else value
 
 
 def _number(value: Any) -> Any:
