@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +211,64 @@ def test_signals_save_and_name_the_way_on(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_a_signal_in_the_last_step_is_not_lost(tmp_path: Path) -> None:
+    """Another stage may follow, and whoever sent it will not wait for that."""
+
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        if progress.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return toys.step(model, batch, progress)
+
+    net, sets = toys.make()
+    limits = Limits(epochs=1, batch=10)
+    with pytest.raises(Stopped, match="step 5 of 5"):
+        fit(net, toys.Numbers(), step, sets, limits, out=tmp_path, seed=0, device="cpu")
+    before = weights(net)
+    fitted = fit(
+        net, toys.Numbers(), step, sets, limits, out=tmp_path, seed=0, device="cpu", resume=True
+    )
+    assert fitted.steps == 5 and weights(net) == before
+
+
+def test_signals_to_the_whole_group_leave_the_loading_processes_alone(tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of a terminal: one line is said, one checkpoint saved."""
+    code = (
+        "import os, signal, sys, pathlib, time\n"
+        "from overt.data.batch import Batch\n"
+        "from overt.errors import Stopped\n"
+        "from overt.train import Limits, fit\n"
+        "from tests.train import toys\n"
+        "true, calls = Batch.to, []\n"
+        "def to(batch, device):\n"
+        "    calls.append(device)\n"
+        "    if len(calls) == 3:  # the window of the second step is being loaded\n"
+        "        os.killpg(0, getattr(signal, sys.argv[2]))\n"
+        "        time.sleep(0.5)\n"
+        "    return true(batch, device)\n"
+        "Batch.to = to\n"
+        "net, sets = toys.make()\n"
+        "limits = Limits(epochs=1, batch=4, accumulate=2, workers=2)\n"
+        "out = pathlib.Path(sys.argv[1])\n"
+        "try:\n"
+        "    fit(net, toys.Numbers(), toys.step, sets, limits, out=out, seed=0, device='cpu')\n"
+        "except Stopped as stop:\n"
+        "    print(stop.code)\n"
+    )
+    for name, number in (("SIGINT", 130), ("SIGTERM", 143)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / name), name],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
+        assert done.stdout.split() == [str(number)], done.stderr
+        assert done.stderr.count("stopping after this step") == 1
+        found = sorted((tmp_path / name / "checkpoints" / "train").iterdir())
+        assert [path.name for path in found] == ["step-000000002"]
+
+
 def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     def step(model, batch, progress):  # type: ignore[no-untyped-def]
         os.kill(os.getpid(), signal.SIGINT)
@@ -278,6 +337,87 @@ def test_early_stopping_puts_the_best_weights_back(tmp_path: Path) -> None:
     assert weights(net) == seen[1]
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [row["measures"]["score"] for row in rows if row["split"] == "val"] == scores[:4]
+
+
+def test_a_measure_that_is_not_a_number_is_no_best(tmp_path: Path) -> None:
+    scores = iter([float("nan"), 0.2, float("nan"), 0.1, 0.5])
+    net, sets = toys.make()
+    limits = Limits(epochs=5, batch=25, patience=1)
+    monitor = Monitor(lambda model: {"score": next(scores)}, "score")
+    fit(
+        net, toys.Numbers(), toys.step, sets, limits, out=tmp_path, seed=0, device="cpu",
+        monitor=monitor,
+    )  # fmt: skip
+    newest = sorted((tmp_path / "checkpoints" / "train").glob("step-*"))[-1]
+    state = json.loads((newest / "state.json").read_text())
+    assert (state["step"], state["best"], state["best_step"]) == (8, 0.2, 4)
+
+
+def test_stages_share_a_log_and_a_folder(tmp_path: Path) -> None:
+    """The second leaves the lines of the first; both are taken as they are once they are done."""
+
+    def both(resume: bool, crash: int = -1) -> None:
+        net, sets = toys.make()
+        for stage in ("first", "second"):
+            number = crash if stage == "second" else -1
+            fit(
+                net, toys.Numbers(), stop_at(number), sets, Limits(2, 25, log_every=1),
+                out=tmp_path, seed=0, device="cpu", stage=stage, resume=resume,
+            )  # fmt: skip
+
+    both(resume=False)
+    log = (tmp_path / "log.jsonl").read_bytes()
+    stages = [json.loads(line)["stage"] for line in log.splitlines()]
+    assert stages == ["first"] * 4 + ["second"] * 4
+    both(resume=True)
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    shutil.rmtree(tmp_path / "checkpoints" / "second")
+    with pytest.raises(Interrupted):
+        both(resume=True, crash=2)
+    both(resume=True)
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+
+
+def test_a_run_goes_on_with_its_own_seed_only(tmp_path: Path) -> None:
+    toys.train(tmp_path)
+    with pytest.raises(BadInput, match="with seed 0, not 1"):
+        toys.train(tmp_path, resume=True, seed=1)
+
+
+@pytest.mark.parametrize("name", ["batch", "accumulate", "save_every", "log_every"])
+def test_limits_below_one_are_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=f"{name} must be at least 1, not 0"):
+        replace(toys.LIMITS, **{name: 0})
+
+
+def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
+    net, sets = toys.make()
+    with pytest.raises(BadInput, match="nothing to train on in stage 'train'"):
+        fit(net, toys.Numbers(0), toys.step, sets, toys.LIMITS, out=tmp_path, seed=0, device="cpu")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_frozen_weights_stay_and_the_rest_learns(tmp_path: Path, accumulate: int) -> None:
+    net, sets = toys.make()
+    for parameter in net.main.parameters():
+        parameter.requires_grad_(False)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    limits = Limits(1, 8, accumulate=accumulate)
+    fit(net, toys.Numbers(), toys.step, sets, limits, out=tmp_path, seed=0, device="cpu")
+    for name, parameter in net.named_parameters():
+        assert torch.equal(parameter, before[name]) is name.startswith("main."), name
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_that_gives_the_wrong_losses_is_told(tmp_path: Path, accumulate: int) -> None:
+    net, sets = toys.make()
+    wrong = [(lambda *_: {}, "no loss at step 0"), (lambda *_: {"other": {}}, "sets are")]
+    for step, sentence in wrong:
+        with pytest.raises(ValueError, match=sentence):
+            fit(
+                net, toys.Numbers(), step, sets, Limits(1, 8, accumulate=accumulate),
+                out=tmp_path, seed=0, device="cpu",
+            )  # fmt: skip
 
 
 def test_bf16_trains(tmp_path: Path) -> None:
