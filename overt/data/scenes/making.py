@@ -27,7 +27,7 @@ from overt.data.scenes.render import check_size, render
 from overt.data.scenes.world import MOST, key
 from overt.errors import BadInput, Failed
 
-LONGEST = 14  # words of the longest question
+LONGEST = 13  # words of the longest question
 CHUNK = 64
 WORTH_WORKERS = 1000  # scenes below which starting workers takes longer than the work
 
