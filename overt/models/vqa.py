@@ -105,8 +105,9 @@ class SoftAttention(nn.Module):
     ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
         """The weighted sum of every glimpse, side by side, and the map behind them."""
         joint = torch.relu(self.join(self.of_cell(cells), self.of_question(question)[:, None]))
-        scores = rearrange(self.score(joint).float(), "b k h -> b 1 h 1 k")
-        attention = AttentionMap.from_scores(scores, layout)
+        scores = self.score(joint)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        attention = AttentionMap.from_scores(rearrange(scores, "b k h -> b 1 h 1 k"), layout)
         weights = rearrange(attention.weights, "b 1 h 1 k -> b h k").to(cells.dtype)
         return einsum(weights, cells, "b h k, b k d -> b h d").flatten(1), attention
 
@@ -210,8 +211,9 @@ class VQA(nn.Module):
         """Answers, and the maps over cells and words."""
         states, _ = self.read(features.words.masked(mask, self.blank))
         summary, over_words = self.weigh(states, features.words)
-        last = (features.words.present.sum(dim=1) - 1).clamp_min(0)
-        question = summary[:, 0] + states[torch.arange(len(last), device=last.device), last]
+        length = features.words.present.sum(dim=1)
+        last = states[torch.arange(len(length), device=length.device), (length - 1).clamp_min(0)]
+        question = summary[:, 0] + torch.where(length[:, None] > 0, last, 0)
         seen, over_cells = self.attend(features.cells.masked(mask), question, features.cells.layout)
         prediction = self.decision(torch.cat([seen, question], dim=1))
         maps = (over_words,) if over_cells is None else (over_cells, over_words)
