@@ -1,0 +1,147 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from overt.attention import grid
+from overt.geometry import PixelGeometry
+from overt.models.cnn import Backbone, Cells, SmallCNN, coordinates
+from overt.testing import check_model, toy_batch
+
+
+def small() -> SmallCNN:
+    torch.manual_seed(0)
+    return SmallCNN(classes=3, width=0.1)
+
+
+def sized(height: int, width: int, samples: int = 2):
+    """A batch of images of another size."""
+    images = torch.randint(0, 256, (samples, 3, height, width), dtype=torch.uint8)
+    geometry = PixelGeometry.identity(samples, (height, width))
+    ids = tuple(f"image-{at}" for at in range(samples))
+    return replace(toy_batch(samples), ids=ids, images=images, image_of=None, geometry=geometry)
+
+
+def test_it_keeps_the_contract():
+    check_model(small, toy_batch())
+
+
+def slow_convolution(x, weight, stride):
+    """A 3 x 3 convolution with a border of zeros, number by number."""
+    rows, columns = (math.ceil(side / stride) for side in x.shape[1:])
+    out = torch.zeros(len(weight), rows, columns, dtype=x.dtype)
+    for o in range(len(weight)):
+        for r in range(rows):
+            for c in range(columns):
+                for i in range(len(x)):
+                    for dr in range(3):
+                        for dc in range(3):
+                            y, z = r * stride + dr - 1, c * stride + dc - 1
+                            if 0 <= y < x.shape[1] and 0 <= z < x.shape[2]:
+                                out[o, r, c] += weight[o, i, dr, dc] * x[i, y, z]
+    return out
+
+
+def test_the_backbone_is_convolution_norm_and_relu():
+    net = Backbone([2, 4], [2, 1]).double()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for value in (module.running_mean, module.running_var, module.weight, module.bias):
+                nn.init.uniform_(value, 0.5, 1.5)
+    net.eval()
+    image = torch.rand(3, 5, 4, dtype=torch.float64)
+    x = image
+    for at, stride in ((0, 2), (3, 1)):
+        x = slow_convolution(x, net.blocks[at].weight, stride)
+        norm = net.blocks[at + 1]
+        shape = (-1, 1, 1)
+        x = (x - norm.running_mean.view(shape)) / (norm.running_var.view(shape) + norm.eps).sqrt()
+        x = (x * norm.weight.view(shape) + norm.bias.view(shape)).clamp_min(0)
+    torch.testing.assert_close(net(image[None])[0], x)
+    assert net.channels == 4
+
+
+def test_bytes_are_brought_to_the_range_it_says():
+    net = Backbone([4], [1]).eval()
+    pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).expand(1, 3, 4, 2)
+    scaled = (pixels.float() - 110) / 70
+    assert scaled.min() == pytest.approx(-1.6, abs=0.05)
+    assert scaled.max() == pytest.approx(2.1, abs=0.05)
+    assert torch.equal(net(pixels), net(scaled))  # and what is not bytes is left alone
+
+
+def test_a_stride_for_every_block_is_asked_for():
+    with pytest.raises(ValueError, match="shorter"):
+        Backbone([4, 4, 4], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [((32, 32), (8, 8)), ((1, 1), (1, 1)), ((5, 7), (2, 2)), ((33, 64), (9, 16)), ((9, 4), (3, 1))],
+)
+def test_any_image_size_works_and_the_grid_is_a_quarter(size, shape):
+    net, batch = small().eval(), sized(*size)
+    features = net.encode(batch)
+    assert features.layout.find("image").shape == shape
+    assert features.values.shape[1] == shape[0] * shape[1]
+    assert features.layout.find("image").geometry.canvas == size
+    assert net(batch).prediction.isfinite().all()
+
+
+def test_an_image_that_samples_share_is_encoded_once_and_the_same():
+    net, batch = small().eval(), toy_batch(5)
+    seen = []
+    net.backbone.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    together = net(batch).prediction
+    assert seen == [len(batch.images)] == [4]
+    apart = replace(
+        batch,
+        images=batch.images[batch.image_of],
+        geometry=batch.geometry[batch.image_of],
+        image_of=None,
+    )
+    torch.testing.assert_close(net(apart).prediction, together)
+    assert seen == [4, 5]
+
+
+def test_classes_come_from_the_mean_of_the_cells_that_are_left():
+    net = small().double().eval()
+    features = net.encode(toy_batch())
+    mask = torch.rand(features.values.shape[:2], dtype=torch.float64)
+    linear = net.decision[1]
+    for b, row in enumerate(net.decide(features, {"image": mask}).prediction):
+        mean = sum(m * cell for m, cell in zip(mask[b], features.values[b], strict=True)) / 64
+        torch.testing.assert_close(row, linear.weight @ mean + linear.bias)
+    nothing = net.decide(features, {"image": torch.zeros_like(mask)}).prediction
+    torch.testing.assert_close(nothing, linear.bias.expand_as(nothing))
+    assert net(toy_batch()).attention == ()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.float64])
+def test_masks_of_any_kind_leave_the_number_format(kind):
+    values = torch.ones(2, 4, 3, dtype=torch.bfloat16)
+    masked = Cells(values, grid(2, 2)).masked({"image": torch.ones(2, 4, dtype=kind)})
+    assert masked.dtype == torch.bfloat16 and torch.equal(masked, values)
+    assert Cells(values, grid(2, 2)).masked({"text": torch.zeros(2, 4)}) is values
+
+
+def test_half_and_double_precision_work():
+    for kind in (torch.bfloat16, torch.float64):
+        net = small().to(kind).eval()
+        batch = toy_batch()
+        masked = net.decide(net.encode(batch), {"image": torch.ones(len(batch), 64)})
+        assert masked.prediction.dtype == net(batch).prediction.dtype == kind
+
+
+def test_places_run_from_corner_to_corner():
+    like = torch.zeros(2, 6, 5)
+    places = coordinates(grid(2, 3), like)
+    corners = [[-1, -1], [-1, 0], [-1, 1], [1, -1], [1, 0], [1, 1]]
+    assert places.tolist() == [corners, corners]
+
+
+def test_a_batch_without_images_is_refused():
+    with pytest.raises(ValueError, match="needs a batch with images"):
+        small()(replace(toy_batch(), images=None, geometry=None, image_of=None))
