@@ -311,7 +311,7 @@ def test_keys_outside_the_block_are_not_taught():
 # --- extremes
 
 
-@settings(max_examples=150)
+@settings(max_examples=500)
 @given(
     seed=some.integers(0, 10**6),
     scale=some.sampled_from([0.0, 1.0, 100.0, 1e4, 6e4]),
