@@ -154,6 +154,9 @@ def run(
     data: Data = None,
     sets: Sets = None,
     resume: Resume = False,
+    title: Annotated[
+        str | None, typer.Option(help="What tables and pages call the run; its recipe's name.")
+    ] = None,
 ) -> None:
     """Train and measure one recipe; writes results.json, samples.npz, checkpoints and a page."""
     from overt import files
@@ -182,6 +185,7 @@ def run(
         data_root=root,
         resume=resume,
         command=_command(context),
+        title=title,
     )
     if _first_process():
         _show_results(results)
@@ -253,9 +257,7 @@ def demo(
     _one_process("demo")
     folder.usable(out)
     folder.try_writing(out)
-    results = showing.run_demo(
-        out, wanted, seed=seed, device=device, data_root=root, command=_command(context), say=_say
-    )
+    results = showing.run_demo(out, wanted, seed=seed, device=device, data_root=root, say=_say)
 
     from overt.show.table import columns
 

@@ -85,8 +85,9 @@ class _Found:
         rows = {"accuracy": self.note(measure.accuracy, output.prediction, batch.labels)}
         sure = output.prediction.float().softmax(dim=-1).amax(dim=-1)
         self.numbers["confidence"].append(sure.cpu().numpy())
-        if output.attention:
-            rows |= self.look(output.attention[0].over_heads(), batch, model, features)
+        looked = _main_map(batch, output)
+        if looked is not None:
+            rows |= self.look(looked.over_heads(), batch, model, features)
         self.show(batch, output, rows, sure)
 
     def look(
@@ -185,6 +186,15 @@ class _Found:
                     cell["chance"] = self.judge.chance(group)
                 found.setdefault(name, {})[group] = cell
         return found
+
+
+def _main_map(batch: Batch, output: Output) -> AttentionMap | None:
+    """The map that is judged: over the image where there is one, else over the text."""
+    wanted = "text" if batch.images is None else "image"
+    for one in output.attention:
+        if one.keys.spans[0].name == wanted:
+            return one
+    return None
 
 
 def _value(declared: Measure, values: np.ndarray, split: str) -> Value:
