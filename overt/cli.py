@@ -533,7 +533,9 @@ def _end(error: BaseException) -> int:
     code, sentence = _verdict(error)
     if sentence and sys.stderr is not None:
         with suppress(OSError):
-            print(f"overt: {_one_line(sentence)}", file=sys.stderr, flush=True)
+            line = _one_line(sentence)
+            stop = "" if line[-1] in ".?!)" else "."
+            print(f"overt: {line}{stop}", file=sys.stderr, flush=True)
     if isinstance(error, OSError) and sys.stdout is not None:
         # What is still in the buffer cannot be written; without this, Python complains at its end.
         with suppress(OSError, ValueError):

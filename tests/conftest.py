@@ -1,4 +1,4 @@
-"""What every test finds: seeds, few threads, a throw-away cache, and real data if there is some."""
+"""What every test finds: seeds, one thread, a throw-away cache, and real data if there is some."""
 
 import os
 import random
@@ -17,7 +17,7 @@ CACHE = Path(tempfile.mkdtemp(prefix="overt-tests-"))
 os.environ["OVERT_CACHE"] = str(CACHE)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+torch.set_num_threads(1)  # these tensors are too small for two, which would wait for each other
 
 # The same examples each time, and no word on time: the machine is shared.
 hypothesis.settings.register_profile("overt", deadline=None, derandomize=True, database=None)

@@ -277,7 +277,7 @@ def test_a_truncated_data_file(real: Refuse, tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite(real: Refuse, tmp_path: Path) -> None:
-    wild = ("--set", "train.rate=1e30", "--set", "train.clip=none", "--set", "train.warmup=0")
+    wild = ("--set", "train.rate=1e30", "--set", "train.clip=none", "--set", "train.batch=2")
     said = real("run", "scenes-soft", "--out", "a", *SMALL, *wild, code=1)
     assert "finite" in said
     held = folder.look(tmp_path / "a")
@@ -295,7 +295,10 @@ def test_corrupt_checkpoints(real: Refuse, tmp_path: Path) -> None:
     assert weights
     for path in weights:
         path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert "checkpoint" in real(*args, "--resume")
+    before = contents(tmp_path / "a/checkpoints")
+    code, _, err = ended([*args, "--resume"])
+    assert code == 2 and "checkpoint" in check_sentence(err.splitlines(keepends=True)[-1])
+    assert contents(tmp_path / "a/checkpoints") == before
 
 
 # A thousand command lines

@@ -134,6 +134,7 @@ def test_run_passes_on_what_it_is_given(
 ) -> None:
     args = ["run", "toy", "--out", tmp_path / "a", "--seed", "7", "--device", "cpu"]
     args += ["--data", tmp_path, "--set", "data.limit=5", "--set", "train.rate=0.5"]
+    args += ["--title", "narrow"]
     code, out, err = call(*args)
     assert (code, err) == (0, "")
     (given,) = asked
@@ -146,6 +147,7 @@ def test_run_passes_on_what_it_is_given(
         "device": "cpu",
         "data_root": tmp_path,
         "resume": False,
+        "title": "narrow",
     }
     assert "accuracy" in out and "0.32 [0.2, 0.6]" in out and str(tmp_path / "a") in out
 

@@ -25,6 +25,7 @@ NO_MIRROR = {
 }
 # Tests that mirror no module.
 NO_MODULE = {"test_house.py", "test_readme.py", "test_packaging.py", "test_docs.py", "test_ci.py"}
+NO_MODULE |= {"test_bad_input.py"}
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from overt.recipes.recipe import NO_FIGURES, Context, Figure, Train
@@ -14,7 +14,7 @@ SSA = "Self Supervision for Attention Networks"
 LONG = Train(epochs=20, batch=128, rate=3e-3, decay=1e-3)
 
 
-class Files(Enum):
+class Files(StrEnum):
     """The data sets of this file."""
 
     CIFAR10 = "cifar10"
@@ -23,11 +23,19 @@ class Files(Enum):
     EASY_VQA = "easyvqa"
 
 
+RECIPES = {
+    Files.CIFAR10: "cifar10-cnn",
+    Files.CIFAR100: "cifar100-cnn",
+    Files.TREC: "trec-attention",
+    Files.EASY_VQA: "easyvqa-soft",
+}
+
+
 @dataclass(frozen=True)
 class Data:
-    """Which data set; `limit` caps the items of every split."""
+    """Which data set; `limit` caps the items of every split, `vary` crops and flips pictures."""
 
-    name: str
+    name: Files
     limit: int | None = None
     vary: bool = True
 
@@ -61,11 +69,16 @@ class BaselineRecipe:
     train: Train = LONG
     paper: Mapping[str, Figure] = field(default_factory=lambda: NO_FIGURES)
 
+    def __post_init__(self) -> None:
+        own = RECIPES[self.data.name]
+        if own != self.name:  # its paper's figure would stand beside numbers of other data
+            raise ValueError(f"{self.name} is not about {self.data.name}; {own} is.")
+
     def build(self, context: Context) -> "Experiment":
         """The data, the network and one stage of training."""
         from overt.recipes import building
 
-        match Files(self.data.name):
+        match self.data.name:
             case Files.CIFAR10 | Files.CIFAR100:
                 return building.images(self, context)
             case Files.TREC:
@@ -84,7 +97,7 @@ def cifar10_cnn() -> BaselineRecipe:
     return BaselineRecipe(
         "cifar10-cnn",
         "CIFAR-10, a small CNN without attention",
-        Data("cifar10"),
+        Data(Files.CIFAR10),
         paper={"accuracy": figure},
     )
 
@@ -92,7 +105,7 @@ def cifar10_cnn() -> BaselineRecipe:
 def cifar100_cnn() -> BaselineRecipe:
     """The same small CNN on the 100 fine classes of CIFAR-100. No paper's number."""
     return BaselineRecipe(
-        "cifar100-cnn", "CIFAR-100, a small CNN without attention", Data("cifar100")
+        "cifar100-cnn", "CIFAR-100, a small CNN without attention", Data(Files.CIFAR100)
     )
 
 
@@ -105,7 +118,7 @@ def trec_attention() -> BaselineRecipe:
     return BaselineRecipe(
         "trec-attention",
         "TREC-6, a BiLSTM with structured self-attention",
-        Data("trec6"),
+        Data(Files.TREC),
         TextModel(),
         Train(epochs=12, batch=32, rate=2e-3, decay=1e-2),
         {"accuracy": figure},
@@ -117,6 +130,6 @@ def easyvqa_soft() -> BaselineRecipe:
     return BaselineRecipe(
         "easyvqa-soft",
         "easy-VQA, soft attention",
-        Data("easyvqa"),
+        Data(Files.EASY_VQA),
         train=Train(epochs=4, batch=128, rate=3e-3, decay=1e-3),
     )

@@ -29,6 +29,7 @@ from overt.train import (
 )
 
 SPLITS = ("train", "val", "test")
+CELL = 8  # pixels a side of what the network sees as one cell of a scene
 Teach = Callable[[models.Output, Batch], dict[str, supervise.Loss]]
 
 
@@ -142,7 +143,9 @@ def scenes(recipe: ScenesRecipe, context: Context) -> Experiment:
 
     def part(split: str, count: int, families: tuple[str, ...]) -> Scenes:
         most = count if data.limit is None else min(count, data.limit)
-        return Scenes(split, data.world, most, size=data.size, families=families)
+        side = -(-data.size // CELL)
+        cells = (side, side)
+        return Scenes(split, data.world, most, size=data.size, families=families, cells=cells)
 
     train = part("train", data.train, seen)
     validation = Judge(part("val", data.val, seen), train.answers)
@@ -171,7 +174,7 @@ def images(recipe: BaselineRecipe, context: Context) -> Experiment:
     from overt.data.sets import root_of
 
     root = root_of(context.data_root)
-    kind = Cifar10 if Files(recipe.data.name) is Files.CIFAR10 else Cifar100
+    kind = Cifar10 if recipe.data.name is Files.CIFAR10 else Cifar100
     train, held, test = (First(kind(root, part), recipe.data.limit) for part in SPLITS)
     classes = train.data.classes
     model = models.SmallCNN(len(classes), recipe.model.width, recipe.model.dropout)
@@ -218,7 +221,9 @@ def easy_questions(recipe: BaselineRecipe, context: Context) -> Experiment:
     """easy-VQA with soft attention."""
     from overt.data import EasyVqa
 
-    train, held, test = (First(EasyVqa(None, part), recipe.data.limit) for part in SPLITS)
+    train, held, test = (
+        First(EasyVqa(context.data_root, part), recipe.data.limit) for part in SPLITS
+    )
     classes = train.data.classes
     wanted = Model(width=recipe.model.width, dropout=recipe.model.dropout)
     model = answerer(wanted, train.data.reader.size, len(classes))

@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,7 +76,7 @@ def run_demo(
     places = [out / row.label for row in rows]
     waiting = []
     for row, place in zip(rows, places, strict=True):
-        begun = folder.look(place) is not None
+        begun = folder.begun(place)
         held = folder.claim(place, recipe_of(row), seed, resume=begun)
         if held is not None and held.done:
             files.verify(place)
@@ -100,56 +101,80 @@ def run_commands(waiting: Sequence[tuple[str, Sequence[str]]], say: Say) -> None
     """Run `overt` with each of these arguments, several at once, and pass on what they say.
 
     The first that ends badly is raised once the others have come to their end. Ctrl-C and SIGTERM
-    reach all of them, and each saves what it has.
+    reach all of them, each saves what it has, and none that waits is started any more.
     """
     if not waiting:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     at_once = min(len(waiting), cores or 1)
     threads = str(max(1, (cores or 1) // at_once))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ}
-    started: list[subprocess.Popen[str]] = []
-
-    def run(job: tuple[str, Sequence[str]]) -> tuple[int, str]:
-        label, arguments = job
-        process = subprocess.Popen(
-            [sys.executable, "-m", "overt", *arguments],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+    running = _Running(say, {"OMP_NUM_THREADS": threads, **os.environ})
+    with _signals(running.stop), ThreadPoolExecutor(at_once) as pool:
+        ends = list(pool.map(running.run, waiting))
+    stopped = [code for code, _ in ends if code in (130, 143)]
+    if stopped:
+        raise Stopped(
+            "the demo was stopped and saved what it had; the same command goes on from there.",
+            stopped[0] - 128,
         )
-        started.append(process)
-        last = ""
-        assert process.stderr is not None
-        for line in process.stderr:
-            last = line.strip()
-            say(f"{label}: {last.removeprefix('overt: ')}")
-        return process.wait(), f"{label}: {last.removeprefix('overt: ')}"
-
-    with _ending(started), ThreadPoolExecutor(at_once) as pool:
-        ends = list(pool.map(run, waiting))
     for code, sentence in ends:
-        if code in (130, 143):
-            raise Stopped(f"{sentence} (the same command goes on from there)", code - 128)
         if code == 2:
             raise BadInput(sentence)
         if code:
             raise Failed(sentence)
 
 
-@contextmanager
-def _ending(started: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
-    """Pass SIGTERM on to the commands; Ctrl-C reaches them from the terminal."""
+class _Running:
+    """Commands that run side by side, and the signal that ends them."""
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for process in started:
+    def __init__(self, say: Say, environment: Mapping[str, str]) -> None:
+        self.say, self.environment = say, environment
+        self.started: list[subprocess.Popen[str]] = []
+        self.signal = 0
+
+    def run(self, job: tuple[str, Sequence[str]]) -> tuple[int, str]:
+        """The exit code of one command and the last that it said; 128 and more for a signal."""
+        label, arguments = job
+        if self.signal:
+            return 128 + self.signal, label
+        process = subprocess.Popen(
+            [sys.executable, "-m", "overt", *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,  # else a terminal's Ctrl-C would come twice: a second one is not kind
+        )
+        self.started.append(process)
+        if self.signal:  # it came while the command was started
+            process.send_signal(self.signal)
+        last = ""
+        assert process.stderr is not None
+        for line in process.stderr:
+            last = line.strip()
+            self.say(f"{label}: {last.removeprefix('overt: ')}")
+        code = process.wait()
+        return 128 - code if code < 0 else code, f"{label}: {last.removeprefix('overt: ')}"
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Pass a signal on to the commands; a closed terminal ends them as SIGTERM would."""
+        self.signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        for process in self.started:
             if process.poll() is None:
-                process.send_signal(number)
+                process.send_signal(self.signal)
 
-    former = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+
+@contextmanager
+def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Answer SIGINT, SIGTERM and SIGHUP with `handler`; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, one in former.items():
+            signal.signal(number, one)

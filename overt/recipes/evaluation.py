@@ -181,7 +181,7 @@ class _Found:
                 values = values[~np.isnan(values)]
                 if not len(values):
                     continue
-                cell = {"value": float(values.mean()), "n": len(values)}
+                cell = {"value": float(values.mean(dtype=np.float64)), "n": len(values)}
                 if name == "accuracy" and self.judge.chance is not None:
                     cell["chance"] = self.judge.chance(group)
                 found.setdefault(name, {})[group] = cell

@@ -1,5 +1,6 @@
 """What a recipe builds: a model, its data, the stages of its training and how it is judged."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +111,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, numpy numbers and enums as JSON values; NaN becomes null."""
+    """Dataclasses, numpy numbers and enums as JSON values; what is not finite becomes null."""
     from dataclasses import asdict, is_dataclass
     from enum import Enum
 
@@ -124,6 +125,6 @@ def plain(value: Any) -> Any:
         return value.value
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -13,7 +13,7 @@ from overt.recipes import settings
 from overt.recipes.recipe import Recipe
 
 RESULTS = "results.json"
-DONE = "done"
+DONE, FAILED = "done", "failed"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class Held:
     def done(self) -> bool:
         """Whether the run came to its very end: the manifest is what it writes last."""
         return self.says_done and (self.folder / files.MANIFEST).exists()
+
+    @property
+    def blank(self) -> bool:
+        """Whether the run failed before it saved anything that could be lost."""
+        left = set(strangers(self.folder)) - {RESULTS, "log.jsonl", "tensorboard"}
+        return self.results["status"] == FAILED and not left
 
     def differences(self, recipe: Recipe, seed: int) -> list[str]:
         """How a run with this recipe and seed would differ from the one in the folder."""
@@ -63,12 +69,19 @@ def look(folder: Path) -> Held | None:
     return Held(folder, results)
 
 
+def begun(folder: Path) -> bool:
+    """Whether there is a run in a folder that has something to go on with, or is finished."""
+    held = look(folder)
+    return held is not None and not held.blank
+
+
 def claim(out: Path, recipe: Recipe, seed: int, *, resume: bool) -> Held | None:
     """Whether this run may have the folder `out`, and the run in it that goes on, if any.
 
     Refused are a folder with a run or with files of another kind in it, unless it is this very run
     and `resume` says so; a `resume` where there is nothing to resume; and a run that another
-    process is busy with. Of several processes of one run only the first judges.
+    process is busy with. A run that failed before it saved anything does not keep its folder.
+    Of several processes of one run only the first judges.
     """
     if os.environ.get("RANK", "0") != "0":
         return look(out) if resume else None
@@ -86,6 +99,8 @@ def claim(out: Path, recipe: Recipe, seed: int, *, resume: bool) -> Held | None:
         return None
     if not held.done:
         try_writing(out)
+    if not resume and held.blank:
+        return None
     if not resume:
         look_at = f"look at it with `overt report {out}`"
         other = look_at if held.done else "add --resume to go on with it"

@@ -43,9 +43,9 @@ def run(
 ) -> dict[str, Any]:
     """Run a recipe to its end, or on from where it stopped, and return its results.
 
-    A run that is already finished is returned as it is. Stopping by a signal, running out of
-    space or a loss that is not finite leaves `results.json` with that status and everything that
-    was saved before.
+    A run that is already finished is returned as it is. One that ends early leaves everything it
+    saved before, and `results.json` with the status "stopped", or "failed" and the reason. Where it
+    failed before it saved anything, such as for want of data, the folder is free to start again.
     """
     held = run_folder.claim(out, recipe, seed, resume=resume)
     if held is not None and held.done:
@@ -57,7 +57,7 @@ def run(
         results = {
             "schema": SCHEMA,
             "status": "running",
-            "title": title or recipe.name,
+            "title": title or (held.results.get("title") if held else None) or recipe.name,
             "recipe": recipe.name,
             "about": recipe.about,
             "settings": settings.to_json(recipe),
@@ -80,8 +80,8 @@ def run(
         except (Stopped, KeyboardInterrupt):
             _end(out, results, "stopped", ranks.first)
             raise
-        except Failed as failure:
-            results["reason"] = str(failure)
+        except Exception as error:
+            results["reason"] = " ".join(str(error).split()) or type(error).__name__
             _end(out, results, "failed", ranks.first)
             raise
         ranks.wait()
@@ -188,20 +188,22 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, marked where files were changed; None outside of one."""
-    here = Path(__file__).resolve().parent
+    """The commit of this checkout, marked where files were changed; None outside of one.
+
+    A copy that is installed somewhere below another project is no checkout.
+    """
+    root = Path(__file__).resolve().parents[2]
     try:
-        run_git = ["git", "-C", str(here)]
-        head = subprocess.run(
-            [*run_git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-        changed = subprocess.run(
-            [*run_git, "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        ).stdout.strip()
+        if Path(_git(root, "rev-parse", "--show-toplevel")).resolve() != root:
+            return None
+        head = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
     return head + ("+changes" if changed else "")
+
+
+def _git(root: Path, *words: str) -> str:
+    command = ["git", "-C", str(root), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

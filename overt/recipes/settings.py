@@ -26,8 +26,12 @@ _LARGEST = 2**31 - 1
 # Ranges of the names that every recipe uses; a field's own metadata comes first.
 _RANGES: dict[str, Bounds] = {
     **dict.fromkeys(("epochs", "steps", "batch", "accumulate", "save_every"), (1, math.inf)),
-    **dict.fromkeys(("limit", "train", "val", "test", "size", "heads", "glimpses"), (1, math.inf)),
-    **dict.fromkeys(("patience", "workers", "rate", "decay", "weight", "world"), (0, math.inf)),
+    **dict.fromkeys(
+        ("limit", "train", "val", "test", "size", "heads", "glimpses", "hops"), (1, math.inf)
+    ),
+    **dict.fromkeys(
+        ("patience", "workers", "rate", "decay", "weight", "penalty", "world"), (0, math.inf)
+    ),
     **dict.fromkeys(("warmup", "dropout", "share"), (0, 1)),
     # What is more than zero, but need not be whole: a width may be a factor.
     **dict.fromkeys(("width", "clip"), (math.ulp(0.0), math.inf)),

@@ -107,7 +107,7 @@ def run_table(
     for job, entry in zip(jobs, found, strict=True):
         if entry is None:
             checks.data(job.recipe, data_root)
-            begun = folder.look(source.place(job)) is not None
+            begun = folder.begun(source.place(job))
             folder.claim(source.place(job), job.recipe, job.seed, resume=resume and begun)
     others = source.others(jobs, sets, seeds)
     with files.lock(out):
@@ -201,7 +201,7 @@ def _run(job: _Job, place: Path, **options: Any) -> Entry:
     """One run; whatever it fails of becomes a sentence, so that the other runs still come."""
     from overt.recipes import running
 
-    begun = folder.look(place) is not None
+    begun = folder.begun(place)
     try:
         results = running.run(job.recipe, place, seed=job.seed, resume=begun, **options)
     except Stopped:
