@@ -81,7 +81,8 @@ class _Found:
         self.texts["id"] += batch.ids
         self.texts["group"] += groups
         self.texts["prediction"] += [self.judge.classes[i] for i in chosen.tolist()]
-        self.texts["truth"] += [self.judge.classes[i] for i in batch.labels.tolist()]
+        known = batch.labels.tolist()  # a negative label stands for none
+        self.texts["truth"] += [self.judge.classes[i] if i >= 0 else "" for i in known]
         rows = {"accuracy": self.note(measure.accuracy, output.prediction, batch.labels)}
         sure = output.prediction.float().softmax(dim=-1).amax(dim=-1)
         self.numbers["confidence"].append(sure.cpu().numpy())

@@ -10,6 +10,7 @@ from overt.recipes import settings
 from overt.recipes.comparison import Table
 from overt.recipes.recipe import Recipe
 from tests import toys
+from tests.recipes import tiny
 
 
 @pytest.fixture
@@ -44,3 +45,30 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, int, bool]
 
     monkeypatch.setattr("overt.recipes.running.run", run)
     return asked
+
+
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data sets in the official formats with a few records each; see `tiny.expect_few`."""
+    return tiny.write(tmp_path_factory.mktemp("few"))
+
+
+@pytest.fixture(scope="session")
+def ran(
+    few: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Path, dict[str, Any]]]:
+    """`ran("scenes-soft")` runs a recipe, tiny, the first time it is asked for."""
+    known: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def ran(name: str) -> tuple[Path, dict[str, Any]]:
+        if name not in known:
+            out = tmp_path_factory.mktemp("ran") / name
+            with pytest.MonkeyPatch.context() as patch:
+                tiny.expect_few(patch)
+                results = tiny.run(
+                    tiny.recipe(name), out, data_root=few, command=["overt", "run", name]
+                )
+            known[name] = out, results
+        return known[name]
+
+    return ran
