@@ -305,11 +305,12 @@ class _Run:
             for group, rate in zip(one.optimizer.param_groups, one.rates, strict=True):
                 group["lr"] = rate * one.schedule(self.progress.fraction)
             one.optimizer.zero_grad(set_to_none=True)
-        totals = self.accumulate(window) if len(window) > 1 else self.at_once(window[0])
-        norms = {}
-        for name, one in self.sets.items():
+        sums = self.accumulate(window) if len(window) > 1 else self.at_once(window[0])
+        lengths = []
+        for one in self.sets.values():
             self.ranks.sum_gradients(one.parameters)
-            norms[name] = gradient_norm(one.parameters)
+            lengths.append(gradient_norm(one.parameters).to(sums.table))
+        totals, norms = self.read(sums, lengths)
         self.refuse_non_finite(totals, norms, window)
         for name, one in self.sets.items():
             if one.clip is not None:
@@ -317,24 +318,24 @@ class _Run:
             one.optimizer.step()
         return totals
 
-    def at_once(self, part: "_Part") -> dict[str, tuple[float, float]]:
+    def at_once(self, part: "_Part") -> "_Sums":
         """The gradients of a window of one batch: all counts are known before the backward pass."""
         losses = self.forward(part, 0)
-        names, sums = self.totals([losses])
+        sums = self.totals([losses])
         remaining = len(losses)
         for set_name, group in losses.items():
             objective = torch.zeros((), device=self.ranks.device)
             for loss_name, loss in group.items():
-                count = sums[names.index(f"{set_name}/{loss_name}")][1]
-                objective = objective + loss.weight * loss.total / max(count, 1.0)
+                count = sums.count(f"{set_name}/{loss_name}").to(loss.total)
+                objective = objective + loss.weight * loss.total / count
             remaining -= 1
             if objective.requires_grad:
                 objective.backward(
                     inputs=self.sets[set_name].parameters, retain_graph=remaining > 0
                 )
-        return {name: (total, count) for name, (total, count) in zip(names, sums, strict=True)}
+        return sums
 
-    def accumulate(self, window: Sequence["_Part"]) -> dict[str, tuple[float, float]]:
+    def accumulate(self, window: Sequence["_Part"]) -> "_Sums":
         """The gradients of several batches: each loss is summed apart and divided at the end."""
         kept: list[Losses] = []
         sums_of: dict[str, list[Tensor | None]] = {}
@@ -362,15 +363,14 @@ class _Run:
                     for s, group in losses.items()
                 }
             )
-        names, sums = self.totals(kept)
+        sums = self.totals(kept)
         for name, gradients_of in sums_of.items():
-            count = max(sums[names.index(name)][1], 1.0)
             parameters = self.sets[name.split("/")[0]].parameters
             for parameter, gradient in zip(parameters, gradients_of, strict=True):
                 if gradient is not None:
-                    share = gradient / count
+                    share = gradient / sums.count(name).to(gradient)
                     parameter.grad = share if parameter.grad is None else parameter.grad + share
-        return {name: (total, count) for name, (total, count) in zip(names, sums, strict=True)}
+        return sums
 
     def forward(self, part: "_Part", micro: int) -> Losses:
         """The losses of one batch, with random numbers that depend on nothing but the counters."""
@@ -427,10 +427,10 @@ class _Run:
             worker_init_fn=leave_signals,
         )
 
-    def totals(self, losses: Sequence[Losses]) -> tuple[list[str], list[list[float]]]:
-        """Name, sum and count of every loss, over a window and over all processes.
+    def totals(self, losses: Sequence[Losses]) -> "_Sums":
+        """Sum and count of every loss, over a window and over all processes.
 
-        A process may lack a loss that another has; one that none has is left out.
+        A process may lack a loss that another has.
         """
         there = torch.ones((), device=self.ranks.device, dtype=self.ranks.exact)
         table: dict[str, list[Tensor]] = {}
@@ -444,9 +444,24 @@ class _Run:
             raise ValueError(f"no loss at step {self.state.step} of stage {self.stage!r}")
         none = [there.new_zeros(3)]
         self.own = torch.stack([torch.stack(table.get(name, none)).sum(dim=0) for name in names])
-        rows = dict(zip(names, self.ranks.sum(self.own).tolist(), strict=True))
-        found = {name: [total, count] for name, (total, count, times) in rows.items() if times}
-        return list(found), list(found.values())
+        return _Sums(names, self.ranks.sum(self.own))
+
+    def read(
+        self, sums: "_Sums", lengths: Sequence[Tensor]
+    ) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
+        """The losses and the lengths of the gradients as numbers.
+
+        All in one go, and not before the backward pass is under way: a card is waited for once a
+        step. A loss that no process has is left out.
+        """
+        flat = torch.cat([sums.table.flatten(), torch.stack(list(lengths))]).tolist()
+        rows = [flat[place : place + 3] for place in range(0, sums.table.numel(), 3)]
+        totals = {
+            name: (total, count)
+            for name, (total, count, times) in zip(sums.names, rows, strict=True)
+            if times
+        }
+        return totals, dict(zip(self.sets, flat[sums.table.numel() :], strict=True))
 
     def agree(self, names: list[str]) -> list[str]:
         """The names of all losses on all processes, which must send messages of one size."""
@@ -616,6 +631,18 @@ class _Part:
     counts: bool
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Sum, count and number of occurrences of each loss, still where they were computed."""
+
+    names: list[str]
+    table: Tensor
+
+    def count(self, name: str) -> Tensor:
+        """What to divide a loss by: its rows, or 1 where it has none."""
+        return self.table[self.names.index(name), 1].clamp_min(1)
+
+
 def nothing(losses: Mapping[str, Loss]) -> dict[str, Loss]:
     """The same losses with no weight and no rows, so that an idle process keeps in step."""
     return {
@@ -648,10 +675,10 @@ def add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
             sums[place] = gradient if former is None else former + gradient
 
 
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """The length of all gradients together."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+    return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
 
 
 def scale_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:

@@ -314,9 +314,7 @@ def test_evidence_is_what_interventions_find(family):
             assert question.evidence == evidence(question.program, scene)
             assert question.evidence == question.mentioned
             assert question.target <= question.mentioned
-            assert question.localized == (
-                question.answer not in ("no", "0") or family == "same"
-            )
+            assert question.localized == (question.answer not in ("no", "0") or family == "same")
             sides = {"exist": 1, "query-color": 1, "query-shape": 1, "query-size": 1}
             sides |= {"query-texture": 1, "compare": 2, "same": 2, "spatial": 2, "relate": 1}
             if question.localized and family != "count":
