@@ -116,7 +116,9 @@ def processes(device: str = "auto") -> Processes:
 
     if device != "auto":
         check_device(device)
-    state = PartialState(cpu=device == "cpu")  # the first call decides, later ones find it
+    here = torch.accelerator.is_available()
+    on_cpu = device == "cpu" or (device == "auto" and not here)
+    state = PartialState(cpu=on_cpu)  # the first call decides, later ones find it
     chosen = state.device if device == "auto" else torch.device(device)
     if state.num_processes > 1 and chosen.type == "cuda":
         chosen = state.device  # torchrun gives each process a card of its own
