@@ -1,0 +1,234 @@
+"""From settings to data, model and losses: what is built is what was asked for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overt import files
+from overt.data.batch import Batch
+from overt.data.scenes.questions import ALL
+from overt.data.scenes.store import Scenes
+from overt.errors import BadInput
+from overt.recipes import building, evaluation
+from overt.recipes.building import First, answerer, limits
+from overt.recipes.recipe import Context, Precision, Train
+from overt.recipes.scenes import Look, Model
+from tests.recipes import tiny
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> dict[str, Scenes]:
+    """The scenes that were opened since, by split."""
+    found: dict[str, Scenes] = {}
+
+    class Noted(Scenes):
+        def __init__(self, split: str, *args: Any, **options: Any) -> None:
+            super().__init__(split, *args, **options)
+            found[split] = self
+
+    monkeypatch.setattr("overt.data.scenes.store.Scenes", Noted)
+    return found
+
+
+def groups(data: Scenes) -> set[str]:
+    return set(data.batch(range(len(data))).groups or ())
+
+
+@pytest.mark.parametrize("family", ["relate", "exist"])
+def test_the_held_out_family_is_asked_in_the_test_alone(
+    opened: dict[str, Scenes], tmp_path: Path, family: str
+) -> None:
+    recipe = tiny.recipe("scenes-soft", f"data.held_out={family}", "data.limit=40")
+    experiment = recipe.build(Context(tmp_path, device="cpu"))
+    assert family not in groups(opened["train"]) | groups(opened["val"])
+    assert groups(opened["train"]) <= set(ALL) - {family}
+    assert family in groups(opened["test"])
+    with torch.no_grad():
+        ours = experiment.evaluate(None).ours  # type: ignore[arg-type]
+    assert ours["accuracy_held_out"].n < ours["accuracy"].n == 160
+
+
+def test_without_a_held_out_family_all_are_trained_on(
+    opened: dict[str, Scenes], tmp_path: Path
+) -> None:
+    tiny.recipe("scenes-soft", "data.limit=40").build(Context(tmp_path, device="cpu"))
+    assert groups(opened["train"]) == groups(opened["test"]) == set(ALL)
+    ids = [set(one.batch(range(len(one))).ids) for one in opened.values()]
+    assert not ids[0] & ids[1] | ids[0] & ids[2] | ids[1] & ids[2]
+
+
+def test_the_limit_caps_every_split_and_the_world_is_chosen(
+    opened: dict[str, Scenes], tmp_path: Path
+) -> None:
+    sets = ("data.limit=9", "data.val=3", "data.world=5")
+    tiny.recipe("scenes-soft", *sets).build(Context(tmp_path, device="cpu"))
+    assert {split: len(one) for split, one in opened.items()} == {"train": 9, "val": 3, "test": 9}
+    assert {one.wanted.seed for one in opened.values()} == {5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["data.held_out=colour"], "data.held_out='colour' is not one of exist"),
+        (["supervise.target=truth", "model.look=mean"], "needs model.look=soft"),
+        (["supervise.target=truth", "model.look=blind"], "needs model.look=soft"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    changes: list[str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        tiny.recipe("scenes-soft", *changes).build(Context(tmp_path, device="cpu"))
+
+
+@pytest.mark.parametrize("size", [32, 50])
+def test_scenes_of_any_size_are_judged_on_the_cells_of_the_network(
+    size: int, tmp_path: Path
+) -> None:
+    sets = (f"data.size={size}", "data.limit=3", "train.steps=1")
+    results = tiny.run(tiny.recipe("scenes-truth", *sets), tmp_path / "a")
+    assert results["ours"]["pointing"]["n"] > 0
+
+
+def test_teaching_that_weighs_nothing_changes_nothing(tmp_path: Path) -> None:
+    for out, sets in (("a", []), ("b", ["supervise.target=truth", "supervise.weight=0"])):
+        tiny.run(tiny.recipe("scenes-soft", *sets), tmp_path / out)
+    one, other = (files.read_tensors(tmp_path / out / "model/model.safetensors") for out in "ab")
+    for name in one:
+        torch.testing.assert_close(one[name], other[name])
+
+
+def test_teaching_the_truth_brings_attention_to_it(tmp_path: Path) -> None:
+    sets = ("data.limit=16", "train.steps=40", "train.batch=4", "train.epochs=60")
+    found = {}
+    for weight in (0, 3):
+        more = ("supervise.target=truth", f"supervise.weight={weight}")
+        results = tiny.run(tiny.recipe("scenes-soft", *sets, *more), tmp_path / str(weight))
+        found[weight] = results["ours"]["mass_inside"]["value"]
+    assert found[3] > found[0] + 0.02
+
+
+# Parts
+
+
+def test_the_loop_is_given_every_limit() -> None:
+    plan = Train(3, 7, 5, 2, patience=4, save_every=9, workers=1, precision=Precision.BF16)
+    found = limits(plan)
+    assert (found.epochs, found.steps, found.batch, found.accumulate) == (3, 7, 5, 2)
+    assert (found.patience, found.save_every, found.workers, found.bf16) == (4, 9, 1, True)
+    assert not limits(Train()).bf16
+
+
+class Numbers:
+    """Items 0, 1, 2 ..."""
+
+    name, split = "numbers", "test"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, indices: Any) -> Batch:
+        return Batch(ids=tuple(str(index) for index in indices))
+
+    def digest(self) -> str:
+        return f"{self.count}"
+
+
+@pytest.mark.parametrize(("limit", "wanted"), [(None, 5), (3, 3), (5, 5), (9, 5)])
+def test_the_first_items_stand_at_their_places(limit: int | None, wanted: int) -> None:
+    first = First(Numbers(5), limit)
+    assert len(first) == wanted and (first.name, first.split) == ("numbers", "test")
+    assert first.batch([2, 0]).ids == ("2", "0") and first.digest() == "5"
+    assert building.source(first).n == wanted
+
+
+@pytest.mark.parametrize("look", list(Look))
+@pytest.mark.parametrize("width", [0.001, 0.25, 1.0])
+def test_a_network_is_as_wide_as_asked(look: Look, width: float) -> None:
+    model = answerer(Model(width=width, look=look, glimpses=3, dropout=0.2), 11, 7)
+    sizes = model.sizes
+    assert (sizes.vocabulary, sizes.answers, sizes.dropout) == (11, 7, 0.2)
+    assert sizes.cell == max(4, round(64 * width))
+    assert sizes.hidden == max(4, round(192 * width))
+    assert model.attend.config()["kind"] == look.value
+    assert model.attend.glimpses == (3 if look is Look.SOFT else 1)
+
+
+# On files
+
+
+@pytest.fixture
+def on_files(few: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    tiny.expect_few(monkeypatch)
+    return lambda name, *sets: tiny.recipe(name, *sets).build(Context(tmp_path, 0, "cpu", few))
+
+
+def test_pictures_are_varied_while_training_alone(
+    on_files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, few: Path, tmp_path: Path
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def note(batch: Batch, generator: torch.Generator) -> Batch:
+        assert batch.images is not None
+        seen.append(batch.images)
+        return replace(batch, images=batch.images.flip(-1))
+
+    monkeypatch.setattr("overt.data.vary", note)
+    for vary, wanted in (("true", 2), ("false", 0)):
+        seen.clear()
+        recipe = tiny.recipe("cifar10-cnn", f"data.vary={vary}")
+        tiny.run(recipe, tmp_path / vary, data_root=few)
+        assert len(seen) == wanted  # once a step, never for validation or the test
+
+
+def test_classes_and_words_are_those_of_the_data(on_files: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        for name, classes in (("cifar10-cnn", 10), ("cifar100-cnn", 100), ("easyvqa-soft", 4)):
+            experiment = on_files(name)
+            assert experiment.model.eval()(experiment.example()).prediction.shape[1] == classes
+        experiment = on_files("trec-attention", "model.hops=3")
+        output = experiment.model.eval()(experiment.example())
+    assert output.prediction.shape[1] == 6 and output.attention[0].values.shape[2] == 3
+
+
+def test_easy_questions_are_read_where_the_user_keeps_them(
+    on_files: Callable[..., Any], few: Path
+) -> None:
+    (train, val, test) = on_files("easyvqa-soft", "data.limit=100").sources
+    assert (train.n, val.n, test.n) == (24, 12, 36)  # of `few`, not of the package
+
+
+def test_the_penalty_weighs_on_repeated_hops(few: Path, tmp_path: Path, on_files: Any) -> None:
+    weights = []
+    for penalty in (0.0, 10.0):
+        recipe = tiny.recipe("trec-attention", f"model.penalty={penalty}")
+        tiny.run(recipe, tmp_path / str(penalty), data_root=few)
+        weights.append((tmp_path / str(penalty) / "model/model.safetensors").read_bytes())
+    assert weights[0] != weights[1]
+
+
+def test_data_is_hashed_for_the_record(on_files: Callable[..., Any]) -> None:
+    first, second = on_files("trec-attention").sources, on_files("trec-attention").sources
+    assert first == second and len({one.hash for one in first}) == 3
+    assert [one.split for one in first] == ["train", "val", "test"]
+
+
+def test_the_decisive_number_of_validation_is_accuracy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With patience, the weights of the best validation are the ones that are tested."""
+    values = iter([0.5, 0.9, 0.1, 0.1, 0.1])
+    monkeypatch.setattr(evaluation.Judge, "accuracy", lambda *args: next(values))
+    sets = ("train.patience=1", "train.steps=9", "train.epochs=9")
+    results = tiny.run(tiny.recipe("scenes-none", *sets), tmp_path / "a")
+    assert results["steps"] == 4  # two without a new best are one too many
+    best = files.read_tensors(tmp_path / "a/checkpoints/train/best/model.safetensors")
+    last = files.read_tensors(tmp_path / "a/model/model.safetensors")
+    assert all(torch.equal(best[name], last[name]) for name in last)
