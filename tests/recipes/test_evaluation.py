@@ -1,0 +1,311 @@
+"""Judging a model: every number against a slow copy over single samples, by hand in Python."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from overt import measure
+from overt.attention import AttentionMap, grid, words
+from overt.data.batch import Batch
+from overt.geometry import PixelGeometry, TextGeometry
+from overt.models import Output
+from overt.recipes.evaluation import CONTRAST_SEED, SHOWN_A_GROUP, Judge
+
+N, CELLS, CLASSES, GLIMPSES = 22, 6, 3, 2
+NAMES = ("no", "yes", "maybe")
+CPU = torch.device("cpu")
+GROUPS = tuple("abc"[i % 3] for i in range(N))
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+LABELS = torch.tensor([(7 * i) % CLASSES if i % 5 else -1 for i in range(N)])
+TRUTH = (draw(N, CELLS, seed=1) > 0.6).float()
+TRUTH[[3, 4]] = 0  # nothing decides: no truth
+PIXELS = (draw(N // 2, 3, 16, 24, seed=2) * 255).to(torch.uint8)
+SCORES = draw(N, GLIMPSES, CELLS, seed=3) * 4
+VALUES = draw(N, CELLS, CLASSES, seed=4) * 6  # what each cell says about each class
+
+
+@dataclass
+class Questions:
+    """Two questions a picture; with `seen` a picture, a text or both."""
+
+    name: str = "questions"
+    split: str = "test"
+    seen: tuple[str, ...] = ("image", "text")
+    truth: bool = True
+
+    def __len__(self) -> int:
+        return N
+
+    def digest(self) -> str:
+        return "0"
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        rows = torch.tensor(list(indices))
+        more: dict[str, Any] = {}
+        if "image" in self.seen:
+            pictures, of = (rows // 2).unique(return_inverse=True)
+            geometry = PixelGeometry.identity(len(pictures), (16, 24))
+            more |= {"images": PIXELS[pictures], "image_of": of, "geometry": geometry}
+        if "text" in self.seen:
+            spans = torch.tensor([[[0, 3], [4, 7], [-1, -1]]]).expand(len(rows), -1, -1)
+            more["tokens"] = torch.ones(len(rows), 3, dtype=torch.long)
+            more["token_mask"] = torch.tensor([[True, True, False]]).expand(len(rows), -1)
+            more["text"] = TextGeometry(("who did",) * len(rows), spans)
+        if self.truth:
+            there = (TRUTH[rows].sum(dim=-1, keepdim=True) > 0).expand(-1, CELLS)
+            more["target"] = AttentionMap.from_cells(TRUTH[rows], grid(2, 3), there).normalize()
+        ids = tuple(f"q{row}" for row in rows.tolist())
+        groups = tuple(GROUPS[row] for row in rows.tolist())
+        return Batch(ids=ids, labels=LABELS[rows], groups=groups, **more)
+
+
+@dataclass
+class Known:
+    """A model with known attention; it answers with the mean of what the kept cells say."""
+
+    maps: tuple[str, ...] = ("text", "image")
+
+    def encode(self, batch: Batch) -> Batch:
+        return batch
+
+    def decide(self, features: Batch, mask: Mapping[str, Tensor] | None = None) -> Output:
+        rows = torch.tensor([int(name[1:]) for name in features.ids])
+        scores = SCORES[rows][:, None, :, None]
+        attention = {
+            "image": AttentionMap.from_scores(scores, grid(2, 3)),
+            "text": AttentionMap.from_scores(scores[..., :3], words(3)),
+        }
+        keep = (mask or {}).get("image", torch.ones(len(rows), CELLS))
+        if mask is not None and "text" in mask:
+            keep = mask["text"].repeat(1, 2)
+        weights = attention["image"].weights.mean(dim=2).reshape(len(rows), CELLS)
+        logits = torch.einsum("bk,bkc->bc", keep * weights, VALUES[rows])
+        return Output(logits, tuple(attention[name] for name in self.maps))
+
+    def __call__(self, batch: Batch) -> Output:
+        return self.decide(self.encode(batch))
+
+
+# A slow copy: one sample, plain Python
+
+
+def softmax(values: Sequence[float]) -> list[float]:
+    powers = [math.exp(value - max(values)) for value in values]
+    return [power / sum(powers) for power in powers]
+
+
+def attention_of(row: int) -> list[float]:
+    heads = [softmax(SCORES[row, head].tolist()) for head in range(GLIMPSES)]
+    return [sum(head[cell] for head in heads) / GLIMPSES for cell in range(CELLS)]
+
+
+def answers(row: int, keep: Sequence[float]) -> list[float]:
+    weights = attention_of(row)
+    logits = [
+        sum(keep[k] * weights[k] * float(VALUES[row, k, c]) for k in range(CELLS))
+        for c in range(CLASSES)
+    ]
+    return softmax(logits)
+
+
+def top(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=lambda index: values[index])
+
+
+def removed(row: int, cells: set[int]) -> tuple[float, float]:
+    """How far the answer's probability falls without these cells, and whether it changes."""
+    whole = answers(row, [1.0] * CELLS)
+    without = answers(row, [float(k not in cells) for k in range(CELLS)])
+    answer = top(whole)
+    return whole[answer] - without[answer], float(top(without) != answer)
+
+
+def half(row: int) -> set[int]:
+    """The fewest cells with half of the attention."""
+    weights, chosen = attention_of(row), set[int]()
+    for cell in sorted(range(CELLS), key=lambda cell: -weights[cell]):
+        if sum(weights[k] for k in chosen) >= 0.5:
+            break
+        chosen.add(cell)
+    return chosen
+
+
+def slow(row: int, noise: Sequence[Tensor]) -> dict[str, float]:
+    from scipy.stats import spearmanr
+
+    weights, truth = attention_of(row), TRUTH[row].tolist()
+    label, known = int(LABELS[row]), any(truth) and not all(truth)
+    cells = half(row)
+    random = [
+        removed(row, set(sorted(range(CELLS), key=lambda k: -float(one[k]))[: len(cells)]))
+        for one in noise
+    ]
+    fallen, changed = removed(row, cells)
+    return {
+        "accuracy": math.nan if label < 0 else float(top(answers(row, [1.0] * CELLS)) == label),
+        "pointing": truth[top(weights)] if any(truth) else math.nan,
+        "mass_inside": sum(w for w, t in zip(weights, truth, strict=True) if t)
+        if any(truth)
+        else math.nan,
+        "rank_correlation": float(spearmanr(weights, truth)[0]) if known else math.nan,
+        "deletion": fallen - sum(one for one, _ in random) / len(random),
+        "flips": changed - sum(one for _, one in random) / len(random),
+        "entropy": -sum(w * math.log(w) for w in weights),
+        "confidence": max(answers(row, [1.0] * CELLS)),
+    }
+
+
+def slow_table(portion: int) -> dict[str, np.ndarray]:
+    found = []
+    for start in range(0, N, portion):
+        count = min(portion, N - start)
+        generator = torch.Generator().manual_seed(CONTRAST_SEED)
+        noise = [torch.rand(count, CELLS, generator=generator) for _ in range(2)]
+        found += [slow(start + i, [one[i] for one in noise]) for i in range(count)]
+    return {name: np.array([one[name] for one in found]) for name in found[0]}
+
+
+@pytest.mark.parametrize("portion", [1, 4, 64])
+def test_every_number_of_every_sample(portion: int) -> None:
+    judge = Judge(Questions(), NAMES, portion=portion)
+    found = judge.evaluate(Known(), CPU)
+    wanted = slow_table(portion)
+    assert set(found.samples) == {"id", "group", "prediction", "truth", *wanted}
+    assert found.samples["id"].tolist() == [f"q{i}" for i in range(N)]
+    assert found.samples["group"].tolist() == list(GROUPS)
+    truths = [NAMES[label] if label >= 0 else "" for label in LABELS.tolist()]
+    assert found.samples["truth"].tolist() == truths
+    chosen = [NAMES[top(answers(i, [1.0] * CELLS))] for i in range(N)]
+    assert found.samples["prediction"].tolist() == chosen
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found.samples[name], values, atol=1e-5, err_msg=name)
+
+
+def test_means_leave_out_what_is_not_defined() -> None:
+    found = Judge(Questions(), NAMES, portion=5).evaluate(Known(), CPU)
+    for name, values in slow_table(5).items():
+        if name == "confidence":
+            assert name not in found.ours
+            continue
+        there = [value for value in values.tolist() if value == value]
+        ours = found.ours[name]
+        assert ours.n == len(there) and ours.split == "test"
+        assert ours.value == pytest.approx(sum(there) / len(there), abs=1e-6)
+    assert found.ours["accuracy"].n == N - 5 and found.ours["pointing"].n < N
+
+
+def test_intervals_are_those_of_the_bootstrap() -> None:
+    found = Judge(Questions(), NAMES).evaluate(Known(), CPU)
+    for name, ours in found.ours.items():
+        around = measure.bootstrap(torch.from_numpy(found.samples[name]))
+        assert (ours.low, ours.high) == (around.low, around.high)
+        assert ours.low is not None and ours.high is not None
+        assert ours.low <= ours.value <= ours.high
+    assert found.ours["accuracy"].unit == "share" and found.ours["entropy"].unit == "nats"
+    assert found.ours["accuracy"].direction == "higher"
+    assert found.ours["entropy"].direction == "neither"
+
+
+def test_groups_are_means_with_the_chance_of_each() -> None:
+    judge = Judge(Questions(), NAMES, chance=lambda group: {"a": 0.1, "b": 0.2, "c": 0.3}[group])
+    found, wanted = judge.evaluate(Known(), CPU).groups, slow_table(64)
+    assert set(found) == {"accuracy", "pointing", "mass_inside"}
+    for name, cells in found.items():
+        assert list(cells) == ["a", "b", "c"]
+        for group, cell in cells.items():
+            rows = [i for i in range(N) if GROUPS[i] == group]
+            values = [wanted[name][i] for i in rows if not math.isnan(wanted[name][i])]
+            assert cell["n"] == len(values)
+            assert cell["value"] == pytest.approx(sum(values) / len(values), abs=1e-6)
+            assert cell.get("chance") == (
+                {"a": 0.1, "b": 0.2, "c": 0.3}[group] if name == "accuracy" else None
+            )
+
+
+def test_the_held_out_group_is_reported_apart() -> None:
+    found, wanted = Judge(Questions(), NAMES, held_out="b").evaluate(Known(), CPU), slow_table(64)
+    for name in ("accuracy", "pointing", "mass_inside"):
+        values = [wanted[name][i] for i in range(N) if GROUPS[i] == "b"]
+        values = [value for value in values if not math.isnan(value)]
+        apart = found.ours[f"{name}_held_out"]
+        assert apart.n == len(values)
+        assert apart.value == pytest.approx(sum(values) / len(values), abs=1e-6)
+        assert apart.direction == "higher"
+    assert "deletion_held_out" not in found.ours
+
+
+def test_a_held_out_group_that_is_never_asked_has_no_number() -> None:
+    apart = Judge(Questions(), NAMES, held_out="z").evaluate(Known(), CPU).ours["accuracy_held_out"]
+    assert math.isnan(apart.value) and apart.n == 0
+
+
+def test_accuracy_alone_is_the_same_number() -> None:
+    judge = Judge(Questions(), NAMES, portion=7)
+    wanted = np.nanmean(slow_table(7)["accuracy"])
+    assert judge.accuracy(Known(), CPU) == pytest.approx(wanted, abs=1e-6)
+
+
+# Which map is judged
+
+
+def test_the_map_over_the_image_is_judged_where_there_is_an_image() -> None:
+    one = Judge(Questions(), NAMES).evaluate(Known(("text", "image")), CPU)
+    other = Judge(Questions(), NAMES).evaluate(Known(("image", "text")), CPU)
+    np.testing.assert_array_equal(one.samples["entropy"], other.samples["entropy"])
+    np.testing.assert_allclose(one.samples["entropy"], slow_table(64)["entropy"], atol=1e-5)
+
+
+@pytest.mark.parametrize("maps", [(), ("text",)])
+def test_a_model_that_does_not_look_at_the_image_is_judged_by_its_answers(
+    maps: tuple[str, ...],
+) -> None:
+    found = Judge(Questions(), NAMES).evaluate(Known(maps), CPU)
+    assert set(found.ours) == {"accuracy"}
+    assert all(one.cells is None for one in found.gallery)
+
+
+def test_without_images_the_map_over_the_text_is_judged() -> None:
+    found = Judge(Questions(seen=("text",)), NAMES).evaluate(Known(), CPU)
+    assert set(found.ours) == {"accuracy", "deletion", "flips", "entropy"}  # the truth is of cells
+    heads = [[softmax(SCORES[i, h, :3].tolist()) for h in range(GLIMPSES)] for i in range(N)]
+    weights = [[sum(head[k] for head in row) / GLIMPSES for k in range(3)] for row in heads]
+    wanted = [-sum(w * math.log(w) for w in row) for row in weights]
+    np.testing.assert_allclose(found.samples["entropy"], wanted, atol=1e-5)
+
+
+def test_without_a_truth_nothing_is_compared_with_it() -> None:
+    found = Judge(Questions(truth=False), NAMES).evaluate(Known(), CPU)
+    assert set(found.ours) == {"accuracy", "deletion", "flips", "entropy"}
+    assert all(one.truth_cells is None for one in found.gallery)
+
+
+# What is shown
+
+
+def test_the_gallery_holds_the_first_of_every_group() -> None:
+    found = Judge(Questions(), NAMES, portion=4).evaluate(Known(), CPU)
+    shown = [f"q{i}" for i in range(N) if GROUPS[:i].count(GROUPS[i]) < SHOWN_A_GROUP]
+    assert [one.id for one in found.gallery] == shown
+    wanted = slow_table(4)
+    for one in found.gallery:
+        row = int(one.id[1:])
+        assert one.group == GROUPS[row] and one.text == "who did"
+        assert one.confidence == pytest.approx(wanted["confidence"][row], abs=1e-5)
+        assert one.image is not None and one.cells is not None and one.word_weights is not None
+        np.testing.assert_array_equal(one.image, PIXELS[row // 2].permute(1, 2, 0).numpy())
+        np.testing.assert_allclose(one.cells.flatten(), attention_of(row), atol=1e-5)
+        assert one.cells.shape == (2, 3) and len(one.word_weights) == 2  # the third is padding
+        assert (one.truth_cells is None) == (row in (3, 4))
+        assert "accuracy" in one.scores or LABELS[row] < 0
+        assert all(value == value for value in one.scores.values())
