@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overt import capture, data, measure, models, show, supervise, train
+    from overt import data, measure, models, show, supervise, train
     from overt.attention import (
         AttentionMap,
         Form,
@@ -36,7 +36,6 @@ __all__ = [
     "Stopped",
     "TextGeometry",
     "__version__",
-    "capture",
     "data",
     "grid",
     "measure",
@@ -49,7 +48,7 @@ __all__ = [
     "words",
 ]
 
-_ROOMS = ("capture", "data", "measure", "models", "show", "supervise", "train")
+_ROOMS = ("data", "measure", "models", "show", "supervise", "train")
 _HOMES = {
     "errors": ("BadInput", "Damaged", "Failed", "Stopped"),
     "geometry": ("PixelGeometry", "RegionGeometry", "TextGeometry"),

@@ -9,14 +9,18 @@ DIR/gallery/       samples to look at
 DIR/report.html    a page about all of it
 """
 
+import os
 import shlex
+import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 from overt import files
@@ -74,9 +78,9 @@ def run(
             files.write_json(out / "results.json", results)
         try:
             context = Context(out, seed, device, data_root)
-            _go(
-                recipe, context, results, resume and held is not None, show_progress and ranks.first
-            )
+            with _ending():
+                going_on = resume and held is not None
+                _go(recipe, context, results, going_on, show_progress and ranks.first)
         except (Stopped, KeyboardInterrupt):
             _end(out, results, "stopped", ranks.first)
             raise
@@ -139,6 +143,30 @@ def _go(
     files.write_json(out / "results.json", results)
     report(out / "report.html", [out])
     files.seal(out, [name for name in LOOSE if (out / name).is_file()])
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Turn SIGTERM into `Stopped` wherever no training waits for the end of its step."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a process that loads or makes data
+            os._exit(128 + number)
+        raise Stopped(
+            "stopped at once; what was saved before is whole, and the same command with --resume "
+            "goes on from there",
+            number,
+        )
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _end(out: Path, results: dict[str, Any], status: str, first: bool) -> None:

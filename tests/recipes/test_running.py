@@ -283,6 +283,23 @@ def test_a_signal_stops_after_the_step_and_the_run_goes_on(
     assert one["weights"] == other["weights"] and one["log"] == other["log"]
 
 
+def test_sigterm_while_nothing_trains_is_answered_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    former = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(evaluation.Judge, "evaluate", interrupt)
+    with pytest.raises(Stopped, match="with --resume") as caught:
+        tiny.run(tiny.recipe("scenes-none"), tmp_path / "a")
+    assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) == former
+    assert files.read_json(tmp_path / "a/results.json")["status"] == "stopped"
+    monkeypatch.undo()
+    assert tiny.run(tiny.recipe("scenes-none"), tmp_path / "a", resume=True)["status"] == "done"
+
+
 def test_a_full_disk_does_not_hide_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
