@@ -141,3 +141,32 @@ def test_only_the_first_of_several_processes_judges(
     monkeypatch.setenv("RANK", "1")
     assert folder.claim(tmp_path, recipe, 0, resume=False) is None
     assert folder.claim(tmp_path, recipe, 0, resume=True) is not None
+
+
+def test_a_run_that_failed_before_it_saved_does_not_keep_its_folder(
+    tmp_path: Path, recipe: Recipe, write_run: Write
+) -> None:
+    write_run(tmp_path, recipe, status="failed")
+    (tmp_path / "log.jsonl").touch()
+    held = folder.look(tmp_path)
+    assert held is not None and held.blank and not folder.begun(tmp_path)
+    other = settings.apply(recipe, ["train.rate=0.5"])
+    assert folder.claim(tmp_path, other, 3, resume=False) is None
+    assert folder.claim(tmp_path, recipe, 0, resume=True) is not None
+    assert "train.rate is 0.5" in refused(tmp_path, other, resume=True)
+
+
+def test_a_run_that_failed_later_keeps_it(tmp_path: Path, recipe: Recipe, write_run: Write) -> None:
+    write_run(tmp_path, recipe, status="failed")
+    (tmp_path / "checkpoints").mkdir()
+    assert folder.begun(tmp_path)
+    assert "an unfinished run of toy with seed 0; add --resume" in refused(tmp_path, recipe)
+
+
+def test_a_killed_or_stopped_run_is_begun_and_an_empty_folder_is_not(
+    tmp_path: Path, recipe: Recipe, write_run: Write
+) -> None:
+    assert not folder.begun(tmp_path)
+    for status in ("running", "stopped", "done"):
+        write_run(tmp_path / status, recipe, status=status)
+        assert folder.begun(tmp_path / status)

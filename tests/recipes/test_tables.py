@@ -110,6 +110,15 @@ def test_unfinished_rows_wait_for_resume(
     assert [resume for _, _, _, resume in runner] == [False, False, True, False]
 
 
+def test_rows_that_failed_before_they_saved_start_again(
+    fill: Callable[..., Filled], runner: Asked, toy_table: Table, tmp_path: Path, write_run: Write
+) -> None:
+    write_run(tmp_path / "out/plain/seed-0", made(toy_table.rows[0], []), status="failed")
+    filled = fill(rows=["plain"], seeds=1, sets=["data.limit=5"])
+    assert sources(filled) == {"plain": ["run"]}
+    assert [resume for _, _, _, resume in runner] == [False]
+
+
 @pytest.mark.parametrize(
     "error",
     [Failed("no space."), BadInput("no data."), Damaged("no file."), ZeroDivisionError("x")],
