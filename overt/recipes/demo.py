@@ -26,7 +26,7 @@ from overt.recipes.recipe import Recipe
 SHORT = (
     "data.train=4000",
     "data.val=100",
-    "data.test=500",
+    "data.test=504",
     "train.epochs=10",
     "train.save_every=400",
 )

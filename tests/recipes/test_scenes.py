@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from overt.recipes import scenes
+from overt.data.scenes.posing import ROUND
+from overt.recipes import demo, scenes
 from overt.recipes.recipe import Context
 from overt.recipes.scenes import Look, Supervise, Target
 from tests.recipes import tiny
@@ -22,6 +23,12 @@ def test_rows_differ_in_how_they_look_and_what_they_are_taught() -> None:
     for other in (blind, mean, truth):
         assert (other.data, other.train) == (soft.data, soft.train)
         assert other.paper == {}
+
+
+def test_what_is_tested_on_is_whole_rounds() -> None:
+    """Else words would give a little away."""
+    assert scenes.Data().test % ROUND == 0
+    assert all(demo.recipe_of(row).data.test % ROUND == 0 for row in demo.ROWS)
 
 
 @pytest.mark.parametrize("name", ["scenes-question", "scenes-none", "scenes-soft"])

@@ -6,15 +6,20 @@ then a scene is built in which they are true. Whether a set of questions can sha
 decided from their words alone, so as to hold for every combination of answers: rejecting by answer
 would make some answers rarer after some words.
 
+That makes words worthless on the average; a sample of questions still leans to one side or another.
+The test split does not: each question is put to as many scenes as it has answers, and each of these
+is right once. Whoever answers by the words alone is right as often as chance says, exactly.
+
 A set of kinds of things (all values of all attributes) is a bit set, a plain int: what a slot of
 the scene may hold is one AND away from what the questions say about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, product
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -58,10 +63,13 @@ NEAR_MISS = 0.5  # how often a thing no question needs shares an attribute with 
 ALIKE = ("color", "texture")  # what two things may have in common
 PATIENCE = 200  # how often a scene is built anew before the words are drawn anew
 VARIETY = 12  # how many kinds must be left for the things no question needs
+STREAM, TURNS = 1, 3  # the purposes of one scene and of a round of test scenes in `world.key`
 ROOM = {"exist": 2, "count": 3, "compare": 2, "same": 2, "spatial": 2, "relate": 2}
 
 KINDS = [dict(zip(ATTRIBUTES, values, strict=True)) for values in product(*VALUES.values())]
 EVERY = (1 << len(KINDS)) - 1
+# Scenes after which every question of every family has had each of its answers: 24.
+ROUND = lcm(*map(len, FAMILIES.values()))
 
 
 def pose(
@@ -71,11 +79,15 @@ def pose(
 
     Those are all answers of the family, or the two colors that a choice between two things names.
     Families differ within a scene where enough of them fit. The number of things follows from the
-    families alone and so tells nothing about the answers.
+    families alone and so tells nothing about the answers. Test scenes come in rounds, see `turns`.
     """
     check_families(families, count)
-    dice = Dice(key(split, seed, index, 1))
-    asked = draft(dice, count, families)
+    dice = Dice(key(split, seed, index, STREAM))
+    if split == "test":
+        block, turn = divmod(index, ROUND)
+        asked = _round(seed, block, count, tuple(families))[turn]
+    else:
+        asked = draft(dice, count, families)
     chosen, total = [program.family for program in asked.programs], asked.total
     while True:
         for _ in range(PATIENCE):
@@ -91,8 +103,8 @@ def pose(
                 questions = tuple(put_question(program, scene) for program in asked.programs)
                 assert [question.answer for question in questions] == asked.answers
                 return scene, questions
-        # no room in all these tries; tests have not seen it
-        asked = asked._replace(programs=_programs(dice, chosen))
+        # no room in all these tries; tests have not seen it (it would cost a round its balance)
+        asked = asked._replace(programs=_programs(dice, chosen, {}))
 
 
 class Draft(NamedTuple):
@@ -114,10 +126,36 @@ class Draft(NamedTuple):
 def draft(dice: Dice, count: int = 4, families: Sequence[str] = ALL) -> Draft:
     """Draw families, answers, the number of things and the words: answers never see the words."""
     chosen = _families(dice, count, families)
-    drawn = [dice.pick(YES_NO if family in WHICH else FAMILIES[family]) for family in chosen]
-    least = max(FEWEST, _room(chosen))
-    total = least + dice.below(MOST - least + 1)
-    return Draft(_programs(dice, chosen), drawn, total)
+    drawn = [dice.pick(_outcomes(family)) for family in chosen]
+    total = _total(dice, chosen)
+    return Draft(_programs(dice, chosen, {}), drawn, total)
+
+
+def turns(dice: Dice, count: int = 4, families: Sequence[str] = ALL) -> tuple[Draft, ...]:
+    """A round of scenes about the same families, in which every question has each answer in turn.
+
+    A question is put to as many scenes in a row as it has answers, which come in random order;
+    then its family is asked in new words. So a question of two answers changes twelve times in a
+    round, one of eight three times. Words never see answers here either.
+    """
+    chosen = _families(dice, count, families)
+    left: list[list[str]] = [[] for _ in chosen]
+    programs: list[Program] = []
+    drafts = []
+    for _ in range(ROUND):
+        kept = {j: program for j, program in enumerate(programs) if left[j]}
+        programs = _programs(dice, chosen, kept)
+        left = [
+            rest or _in_any_order(dice, family) for rest, family in zip(left, chosen, strict=True)
+        ]
+        drafts.append(Draft(programs, [rest.pop() for rest in left], _total(dice, chosen)))
+    return tuple(drafts)
+
+
+@lru_cache(maxsize=8)
+def _round(seed: int, block: int, count: int, families: tuple[str, ...]) -> tuple[Draft, ...]:
+    """One round of the test split, kept because its scenes are made one after the other."""
+    return turns(Dice(key("test", seed, block, TURNS)), count, families)
 
 
 def check_families(families: Sequence[str], count: int) -> None:
@@ -149,6 +187,22 @@ def _families(dice: Dice, count: int, families: Sequence[str]) -> list[str]:
     return [min(names, key=lambda name: _room([name] * count))] * count
 
 
+def _outcomes(family: str) -> tuple[str, ...]:
+    """What is drawn as its answer; which of two things it is: yes, the first, or no."""
+    return YES_NO if family in WHICH else FAMILIES[family]
+
+
+def _in_any_order(dice: Dice, family: str) -> list[str]:
+    """All of them, shuffled."""
+    return dice.sample(_outcomes(family), len(_outcomes(family)))
+
+
+def _total(dice: Dice, families: Sequence[str]) -> int:
+    """How many things there will be: the families alone decide how few."""
+    least = max(FEWEST, _room(families))
+    return least + dice.below(MOST - least + 1)
+
+
 def _room(families: Sequence[str]) -> int:
     """How many things these questions may need, whatever their answers; two counts share theirs."""
     counts = sum(family == "count" for family in families)
@@ -156,18 +210,22 @@ def _room(families: Sequence[str]) -> int:
     return others + ROOM["count"] * ((counts + 1) // 2)
 
 
-def _programs(dice: Dice, families: Sequence[str]) -> list[Program]:
-    """Words for every family, drawn again until they can share a scene under all answers."""
-    programs: list[Program] = []
+def _programs(dice: Dice, families: Sequence[str], kept: Mapping[int, Program]) -> list[Program]:
+    """Words for every family, drawn again until they can share a scene under all answers.
+
+    `kept` are words that stay, by the place of their family.
+    """
+    programs = dict(kept)
     failures = 0
     while len(programs) < len(families):
-        programs.append(_program(dice, families[len(programs)]))
-        if not Plan(programs).is_possible():
-            programs.pop()
+        new = next(j for j in range(len(families)) if j not in programs)
+        programs[new] = _program(dice, families[new])
+        if not Plan([programs[j] for j in sorted(programs)]).is_possible():
+            del programs[new]
             failures += 1
             if failures % 20 == 0:
-                programs.clear()
-    return programs
+                programs = dict(kept)
+    return [programs[j] for j in sorted(programs)]
 
 
 def _program(dice: Dice, family: str) -> Program:

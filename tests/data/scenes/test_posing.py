@@ -2,12 +2,13 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from zlib import crc32
 
 import numpy as np
 import pytest
 
 from overt.data.scenes import posing
-from overt.data.scenes.posing import check_families, draft, fitting_kinds, pose
+from overt.data.scenes.posing import check_families, draft, fitting_kinds, pose, turns
 from overt.data.scenes.questions import (
     ALL,
     ANSWERS,
@@ -18,6 +19,7 @@ from overt.data.scenes.questions import (
     answer,
     chance,
     fitting_things,
+    words,
 )
 from overt.data.scenes.store import Scenes
 from overt.data.scenes.world import COLORS, FEWEST, MOST, VALUES, Dice, fits, key
@@ -221,6 +223,80 @@ def test_the_number_of_things_tells_nothing(train, test, family):
             [int(((things == n) & (found == a)).sum()) for a in set(found.tolist())] for n in seen
         ]
         assert chi2_contingency(table).pvalue > 1e-3
+
+
+# --- the rounds of the test split -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("families", "count"), [(ALL, 4), (ALL, 1), (("count", "relate"), 3)])
+def test_every_question_of_a_round_has_each_answer_equally_often(families, count):
+    for block in range(6):
+        drafts = turns(Dice(key("test", 9, block, posing.TURNS)), count, families)
+        assert len(drafts) == posing.ROUND == 24
+        assert len({tuple(p.family for p in asked.programs) for asked in drafts}) == 1
+        answers, possible = defaultdict(Counter), {}
+        for asked in drafts:
+            assert posing.Plan(asked.programs).is_possible()
+            for program, found in zip(asked.programs, asked.answers, strict=True):
+                answers[words(program)][found] += 1
+                possible[words(program)] = round(1 / chance(program.family))
+        for text, found in answers.items():
+            assert len(found) == possible[text] and len(set(found.values())) == 1
+
+
+def test_a_round_keeps_no_words_for_longer_than_it_must():
+    """Of two answers twelve questions, of eight answers three, unless one is drawn twice."""
+    asked = Counter()
+    for block in range(20):
+        drafts = turns(Dice(key("test", 9, block, posing.TURNS)))
+        for family in {p.family for p in drafts[0].programs}:
+            texts = {words(p) for one in drafts for p in one.programs if p.family == family}
+            most = posing.ROUND * chance(family)
+            assert 0.6 * most < len(texts) <= most
+            asked[family] += 1
+    assert set(asked) == set(ALL)
+
+
+def test_no_rule_about_words_beats_chance_in_test_scenes():
+    """Not on the average but to the question: 24 finished scenes, any rule, every family."""
+    posed = [pose("test", 1, i) for i in range(posing.ROUND)]
+    for rule in range(20):
+        right, total = Counter(), Counter()
+        for _, questions in posed:
+            for question in questions:
+                named = [word for word in question.words if word in COLORS]
+                left = named if question.family in WHICH else FAMILIES[question.family]
+                guess = left[crc32(f"{rule} {question.words}".encode()) % len(left)]
+                right[question.family] += guess == question.answer
+                total[question.family] += 1
+        assert {f: right[f] / total[f] for f in total} == {f: chance(f) for f in total}
+
+
+def test_test_scenes_are_built_to_their_round():
+    drafts = turns(Dice(key("test", 1, 1, posing.TURNS)))
+    for i, asked in enumerate(drafts):
+        scene, questions = pose("test", 1, posing.ROUND + i)
+        assert [q.program for q in questions] == asked.programs
+        assert [q.answer for q in questions] == asked.answers
+        assert len(scene.things) == asked.total
+
+
+def test_answers_to_questions_of_one_scene_are_independent():
+    """Two questions of two answers each change in the same scenes, but not in step."""
+    from scipy.stats import binomtest
+
+    agree = []
+    for block in range(60):
+        drafts = turns(Dice(key("test", 9, block, posing.TURNS)), 2, ("exist", "same"))
+        agree += [asked.drawn[0] == asked.drawn[1] for asked in drafts[::2]]
+    assert binomtest(sum(agree), len(agree)).pvalue > 1e-3
+
+
+def test_the_order_in_which_families_are_named_does_not_matter():
+    assert pose("test", 1, 30, families=ALL[::-1]) == pose("test", 1, 30)
+
+
+# --- what is drawn, and the scene for it ----------------------------------------------------------
 
 
 def test_colors_and_shapes_are_named_more_often():
