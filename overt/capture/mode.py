@@ -1,0 +1,134 @@
+"""Every way in which PyTorch attends, seen from one place.
+
+While a watcher is at work, each call of an overridable PyTorch function comes here first. Fused
+kernels are called as they were and their inputs remembered; attention that a model writes out is
+known by its softmax and by the product with the values. Nothing is computed that the model did not
+compute, unless an edit asks for the weights.
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from overt.capture import written
+from overt.capture.call import Projected, default_scale
+from overt.capture.edits import edited, edits_of
+from overt.capture.places import HERE
+from overt.capture.records import Record, Route, remember
+
+_FLEX = torch.ops.higher_order.flex_attention
+
+
+class Watching(TorchFunctionMode):
+    """Sends the functions that attend to their routes, and leaves all others alone."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """The result of `func`, remembered when it is attention of a module that is watched."""
+        kwargs = kwargs or {}
+        if not HERE.stack:
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return attend(HERE.stack[-1], Route.SDPA, *args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return _multi_head(self, args, kwargs)
+        if func is _FLEX:
+            return _flex(func, args, kwargs)
+        if not torch.compiler.is_compiling() and func in written.FUNCTIONS:
+            return written.follow(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def attend(
+    module: nn.Module,
+    route: Route,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """SDPA as it was called, its inputs remembered, with the edits of whoever watches."""
+    boolean = attn_mask is not None and attn_mask.dtype == torch.bool
+    source = Projected(
+        _four(query),
+        _four(key),
+        default_scale(query) if scale is None else scale,
+        bias=None if boolean else attn_mask,
+        allowed=attn_mask if boolean else None,
+        causal=is_causal,
+    )
+    edits = edits_of(module)
+    if edits:
+        changed, output = edited(module, route, source, _four(value), dropout_p, edits)
+        remember(Record(module, route, changed, _four(value), output, HERE.cross))
+        return output.reshape(*query.shape[:-1], value.shape[-1])
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    remember(Record(module, route, source, _four(value), output, HERE.cross))
+    return output
+
+
+def _four(tensor: Tensor) -> Tensor:
+    """(b, h, n, d), whatever stands in front: three axes are one head, five are more samples."""
+    if tensor.ndim == 4:
+        return tensor
+    return tensor.unsqueeze(-3) if tensor.ndim == 3 else tensor.flatten(0, -4)
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _twin(function: Any) -> Callable[..., Any]:
+    """The same function, but it does not ask whether somebody overrides it.
+
+    `F.multi_head_attention_forward` hands itself over as a whole. What attends is inside, and the
+    twin lets us see that.
+    """
+    names = {**function.__globals__, "has_torch_function": _never}
+    twin = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+_MULTI_HEAD = _twin(F.multi_head_attention_forward)
+
+
+def _multi_head(mode: Watching, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`nn.MultiheadAttention`: fused, or written out when it is asked for its weights."""
+    before = HERE.heads, HERE.cross
+    HERE.heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
+    query = kwargs["query"] if "query" in kwargs else args[0]
+    key = kwargs["key"] if "key" in kwargs else args[1]
+    HERE.cross = key is not query
+    try:
+        with mode:
+            return _MULTI_HEAD(*args, **kwargs)
+    finally:
+        HERE.heads, HERE.cross = before
+
+
+def _flex(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """FlexAttention: its score function and mask function are asked again for the part wanted."""
+    query, key, value, score, block, scale = args[:6]
+    output = func(*args, **kwargs)
+    module = HERE.stack[-1]
+    if edits_of(module):
+        raise NotImplementedError(
+            "FlexAttention cannot be edited; put the edit into its score function, or use "
+            "scaled_dot_product_attention"
+        )
+    source = Projected(query, key, scale, modify=score, allow=block[-1])
+    remember(Record(module, Route.FLEX, source, value, output[0], HERE.cross))
+    return output

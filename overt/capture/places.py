@@ -1,0 +1,201 @@
+"""Where in a model attention is: its modules by name, and which of them is at work right now.
+
+Hooks keep a stack of the modules at work, one a thread. They hold no state of their own, so that a
+graph compiled while one watcher was at work is right for every later one. Events are a chain of
+pairs, not a list: a compiled graph would be bound to the length of a list.
+"""
+
+import re
+import threading
+import weakref
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from overt.capture import checkpoints
+
+_ATTENDS = re.compile(r"attention|attn", re.IGNORECASE)
+_NOT_ATTENDING = re.compile(
+    r"(output|mask|bias|norm|dropout|embeddings?|rotary\w*)$", re.IGNORECASE
+)
+_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|attn_pool|probe", re.IGNORECASE)
+
+
+class Chain:
+    """What happened, as pairs (before, event); a compiled graph can add to it."""
+
+    def __init__(self) -> None:
+        self.last: tuple[Any, Any] | None = None
+
+    def add(self, event: Any) -> None:
+        """One more event."""
+        self.last = (self.last, event)
+
+    def since(self, mark: tuple[Any, Any] | None) -> list[Any]:
+        """The events after `mark`, oldest first."""
+        found = []
+        node = self.last
+        while node is not None and node is not mark:
+            node, event = node
+            found.append(event)
+        return found[::-1]
+
+
+class Here(threading.local):
+    """What is going on in this thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[nn.Module] = []
+        self.events = Chain()
+        self.watchers: list[Any] = []
+        self.heads: int | None = None
+        self.cross: bool | None = None
+        self.traces: dict[int, Any] = {}
+        self.steps = 0
+
+
+HERE = Here()
+
+
+def _entering(module: nn.Module, inputs: Any) -> None:
+    """A forward pre-hook: this module is at work."""
+    if HERE.watchers:
+        HERE.stack.append(module)
+
+
+def _entering_attention(module: nn.Module, inputs: Any) -> None:
+    """A forward pre-hook of a module that should be seen attending."""
+    if HERE.watchers:
+        HERE.stack.append(module)
+        if torch.compiler.is_compiling() or checkpoints.current() is not checkpoints.Pass.AGAIN:
+            HERE.events.add(module)
+
+
+def _leaving(module: nn.Module, inputs: Any, output: Any) -> None:
+    """A forward hook: this module is done, and so is whatever an error left above it."""
+    while HERE.stack and HERE.stack.pop() is not module:
+        pass
+    if HERE.traces:
+        for at in [at for at, trace in HERE.traces.items() if trace.module is module]:
+            del HERE.traces[at]
+
+
+def starting(module: nn.Module, inputs: Any) -> None:
+    """A forward pre-hook of the whole model: a new step begins."""
+    if HERE.watchers:
+        HERE.events.add((module,))
+        if not torch.compiler.is_compiling():
+            HERE.steps += 1
+
+
+_LOCK = threading.Lock()
+_HOOKED: "weakref.WeakKeyDictionary[nn.Module, tuple[int, Any, Any]]" = weakref.WeakKeyDictionary()
+
+
+def hook(module: nn.Module, attends: bool) -> None:
+    """Have a module say when it is at work. Each module is hooked once, however many watch it."""
+    with _LOCK:
+        count, enter, leave = _HOOKED.get(module, (0, None, None))
+        if not count:
+            enter = module.register_forward_pre_hook(_entering_attention if attends else _entering)
+            leave = module.register_forward_hook(_leaving)
+        _HOOKED[module] = (count + 1, enter, leave)
+
+
+def unhook(module: nn.Module) -> None:
+    """One watcher fewer; the last one takes the hooks away."""
+    with _LOCK:
+        count, enter, leave = _HOOKED.pop(module)
+        if count > 1:
+            _HOOKED[module] = (count - 1, enter, leave)
+        else:
+            enter.remove()
+            leave.remove()
+
+
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that look like attention, by name, in order: the innermost of each nest.
+
+    A module looks like attention when its class is named so. `layers=` counts along this list.
+    """
+    like = {name: module for name, module in model.named_modules() if looks_like_attention(module)}
+    every = set(like.values())
+    return {
+        name: module
+        for name, module in like.items()
+        if not any(inner in every for inner in module.modules() if inner is not module)
+    }
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Whether the class of a module is named like attention."""
+    kind = type(module).__name__
+    return bool(_ATTENDS.search(kind)) and not _NOT_ATTENDING.search(kind)
+
+
+def is_cross(
+    root: nn.Module, path: str, shape: tuple[int, int, int, int], apart: bool | None
+) -> bool:
+    """Whether the module at `path` looks from one sequence at another.
+
+    `apart` is what the call itself tells: whether queries and keys came as different tensors. Where it
+    tells nothing, names decide, then sizes; a decoder with a cache has more keys than queries and
+    still looks at itself.
+    """
+    module = root.get_submodule(path)
+    if apart is not None:
+        return apart
+    if getattr(module, "is_cross_attention", False) or _CROSS.search(path):
+        return True
+    above = path
+    while above:
+        if re.search("cross", type(root.get_submodule(above)).__name__, re.IGNORECASE):
+            return True
+        above = above.rpartition(".")[0]
+    decodes = any(getattr(module, name, False) for name in ("is_causal", "is_decoder"))
+    return shape[2] != shape[3] and not decodes and not hasattr(module, "layer_idx")
+
+
+def worth_a_hook(module: nn.Module) -> bool:
+    """Whether attention could be computed in this module's own forward.
+
+    The layers of `torch.nn` that have no children do not attend, and there are many of them.
+    """
+    own = type(module).__module__.startswith("torch.nn.modules")
+    return not own or bool(_ATTENDS.search(type(module).__name__)) or any(module.children())
+
+
+def choose(model: nn.Module, layers: Collection[int | str] | None) -> dict[str, nn.Module] | None:
+    """The modules that `layers` names or counts; None when all are meant."""
+    if layers is None:
+        return None
+    listed = attention_modules(model)
+    every = dict(model.named_modules())
+    chosen: dict[str, nn.Module] = {}
+    for layer in layers:
+        if isinstance(layer, str):
+            if layer not in every:
+                near = [name for name in listed if layer in name]
+                raise ValueError(
+                    f"the model has no module {layer!r}; "
+                    f"its attention modules are {few(near or list(listed))}"
+                )
+            chosen[layer] = every[layer]
+        elif not -len(listed) <= layer < len(listed):
+            raise ValueError(
+                f"layer {layer} is not among the {len(listed)} attention modules of the model: "
+                f"{few(list(listed))}"
+            )
+        else:
+            name = list(listed)[layer]
+            chosen[name] = listed[name]
+    return chosen
+
+
+def few(names: list[str], most: int = 6) -> str:
+    """A list of names, cut short in the middle of a long one."""
+    shown = [repr(name) for name in names[:most]]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(shown) or "none") + more

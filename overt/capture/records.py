@@ -1,0 +1,35 @@
+"""What is remembered of a call, and who is told of it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from overt.capture import checkpoints
+from overt.capture.call import Projected, Route, Written
+from overt.capture.places import HERE
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What a route remembers of a call; it becomes a `Call` when somebody asks.
+
+    `cross` is whether queries and keys came from different places, None where the route cannot tell.
+    """
+
+    module: nn.Module
+    route: Route
+    source: Projected | Written
+    value: Tensor | None
+    output: Tensor | None
+    cross: bool | None
+
+
+def remember(record: Record) -> None:
+    """Keep the record for those who watch, or hand it to those who take calls as they come."""
+    if torch.compiler.is_compiling():
+        HERE.events.add(record)
+    elif checkpoints.current() is not checkpoints.Pass.AGAIN:
+        kept = [watcher.take(record) for watcher in HERE.watchers]
+        if any(kept):
+            HERE.events.add(record)

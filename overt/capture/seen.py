@@ -1,0 +1,287 @@
+"""What was seen of a model's attention: any part of it, computed when it is asked for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from overt.attention import AttentionMap, Form, Kind, Layout, Span
+from overt.capture.call import ALL, Call, Index, Projected, take
+
+State = TypeVar("State")
+Where = str | Int[Tensor, "b n"]  # the name of a span, or positions, -1 where a sample has none
+Layouts = Layout | tuple[Layout, Layout]  # of both axes, or of queries and of keys
+
+
+class Seen:
+    """The attention calls of a model, in the order in which they were made.
+
+    Only queries, keys and masks are kept. A block costs its own size, a map is made when it is asked
+    for, and everything has a gradient when the model had one. While the model is still watched,
+    `calls` grows. `kept` is what `watch(each=)` has made of the calls that it took.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call] | Callable[[], Sequence[Call]],
+        layout: Layouts | None = None,
+    ) -> None:
+        self._calls = calls
+        self.layout = layout
+        self.kept: list[Any] = []
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls so far."""
+        return tuple(self._calls() if callable(self._calls) else self._calls)
+
+    def close(self) -> None:
+        """Fix the calls as they are now."""
+        self._calls = self.calls
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.calls)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of the module behind each call."""
+        return tuple(call.name for call in self.calls)
+
+    # --- choosing calls
+
+    def where(self, keep: Callable[[Call], bool]) -> "Seen":
+        """The calls that `keep` says yes to, such as `lambda call: call.cross`."""
+        return Seen([call for call in self.calls if keep(call)], self.layout)
+
+    def at(self, step: int) -> "Seen":
+        """The calls of one forward pass of the model; -1 is the last."""
+        steps = sorted({call.step for call in self.calls})
+        if not -len(steps) <= step < len(steps):
+            raise ValueError(f"step {step} was not seen; there are {len(steps)}")
+        return self.where(lambda call: call.step == steps[step])
+
+    def heads(self, chosen: Sequence[int]) -> "Seen":
+        """The same calls for some of their heads."""
+        return Seen([call.heads(chosen) for call in self.calls], self.layout)
+
+    def within(self, layout: Layouts) -> "Seen":
+        """The same calls with the meaning of their positions."""
+        return Seen(self.calls, layout)
+
+    # --- reading weights
+
+    def map(self, layer: int | str | None = None) -> AttentionMap:
+        """Whole maps: of one layer, by its place or its module's name, or of all, stacked.
+
+        Layers of different sizes do not stack; ask for them one by one.
+        """
+        calls = self.calls if layer is None else (self._one(layer),)
+        queries, keys = self._layouts(calls)
+        kinds = {call.kind for call in calls}
+        values = torch.stack([call.weights() for call in calls], dim=1)
+        return AttentionMap(values, keys, queries, _shared(calls, ALL, ALL), _widest(kinds))
+
+    def maps(self) -> Iterator[AttentionMap]:
+        """The whole map of each layer, one at a time, so that they never exist together."""
+        for place in range(len(self.calls)):
+            yield self.map(place)
+
+    def block(
+        self, query: Where, key: Where, rows: Int[Tensor, "b s"] | None = None
+    ) -> AttentionMap:
+        """The exact weights from `query` to `key` in every layer and head, as the model used them.
+
+        `query` and `key` are names of spans (which need a layout) or positions a sample; `rows` picks
+        some of the query's positions, counted within it. Keys outside the block keep their share:
+        rows sum to less than one. `.normalize()` divides by what is inside; for a loss, `log_block`
+        does that at a fraction of the cost.
+        """
+        self._some()
+        at, to, queries, keys, mask = self._places(query, key, rows)
+        if any(call.kind is Kind.SIGNED for call in self.calls):
+            values = torch.stack([call.weights(at, to) for call in self.calls], dim=1)
+            values = values if mask is None else values * _over(mask)
+            return AttentionMap(values, keys, queries, mask, Kind.SIGNED)
+        values = torch.stack([call.log_weights(at, to) for call in self.calls], dim=1)
+        values = values if mask is None else values.masked_fill(~_over(mask), -torch.inf)
+        kind = _widest({Kind.SUBPROBABILITY} | {call.kind for call in self.calls})
+        return AttentionMap(values, keys, queries, mask, kind, Form.LOG)
+
+    def log_block(
+        self, query: Where, key: Where, rows: Int[Tensor, "b s"] | None = None
+    ) -> AttentionMap:
+        """The block renormalised over its own keys, as logarithms: what a loss should take.
+
+        The division over all keys cancels, so nothing outside the block is computed: s rows and r
+        keys cost s x r scores a head, whatever the length of the sequence.
+        """
+        self._some()
+        at, to, queries, keys, mask = self._places(query, key, rows)
+        scores = _stacked(self.calls, at, to)
+        return AttentionMap.from_scores(scores, keys, queries, mask)
+
+    def reduce(self, step: Callable[[State, AttentionMap], State], start: State) -> State:
+        """Fold the maps layer by layer, the first layer first; only one of them exists at a time.
+
+        `seen.reduce(lambda total, one: total + one.weights.mean(dim=2), 0)` sums the mean heads.
+        """
+        state = start
+        for one in self.maps():
+            state = step(state, one)
+        return state
+
+    # --- helpers
+
+    def _some(self) -> None:
+        if not self.calls:
+            raise ValueError("no call is left to read; were all of them filtered out?")
+        shapes = {call.shape for call in self.calls}
+        if len(shapes) > 1:
+            named = {call.shape: call.name for call in reversed(self.calls)}
+            listed = ", ".join(f"{named[shape]!r} {shape}" for shape in sorted(shapes))
+            raise ValueError(
+                f"calls of different sizes (b, h, q, k) do not stack: {listed}; choose some with "
+                "where(...), at(step) or map(layer)"
+            )
+
+    def _one(self, layer: int | str) -> Call:
+        if isinstance(layer, str):
+            found = [call for call in self.calls if call.name == layer]
+            if not found:
+                raise ValueError(f"no call of {layer!r} was seen; there are {list(self.names)}")
+            if len(found) > 1:
+                raise ValueError(f"{layer!r} was called {len(found)} times; choose with at(step)")
+            return found[0]
+        if not -len(self.calls) <= layer < len(self.calls):
+            raise ValueError(f"layer {layer} was not seen; there are {len(self.calls)} calls")
+        return self.calls[layer]
+
+    def _layouts(self, calls: Sequence[Call]) -> tuple[Layout, Layout]:
+        Seen(calls)._some()
+        _, _, q, k = calls[0].shape
+        if self.layout is None:
+            return _positions(q), _positions(k)
+        queries, keys = self.layout if isinstance(self.layout, tuple) else (self.layout,) * 2
+        for what, layout, found in (("queries", queries, q), ("keys", keys, k)):
+            if len(layout) != found:
+                raise ValueError(
+                    f"the layout of the {what} has {len(layout)} positions, but "
+                    f"{calls[0].name or 'the model'} has {found}; give watch(layout=(queries, keys)) "
+                    "or choose calls with where(...)"
+                )
+        return queries, keys
+
+    def _places(
+        self, query: Where, key: Where, rows: Tensor | None
+    ) -> tuple[Index, Index, Layout, Layout, Bool[Tensor, "b #s r"] | None]:
+        """Rows and keys as positions, the layouts of the block, and what each row may see of it."""
+        if self.layout is None and (isinstance(query, str) or isinstance(key, str)):
+            name = query if isinstance(query, str) else key
+            raise ValueError(
+                f"{name!r} is the name of a span, and no layout says where it is; give "
+                "watch(model, layout=...) or positions a sample"
+            )
+        all_queries, all_keys = self._layouts(self.calls)
+        at, queries = _resolve(all_queries, query)
+        if rows is not None:
+            at, queries = _picked(at, rows), _positions(rows.shape[1], "rows")
+        to, keys = _resolve(all_keys, key)
+        mask = _shared(self.calls, at, to)
+        for index, axis in ((at, -1), (to, -2)):
+            if isinstance(index, Tensor):
+                there = (index >= 0).unsqueeze(axis)
+                mask = there if mask is None else mask & there.to(mask.device)
+        if mask is not None:
+            s = len(queries) if mask.shape[1] > 1 else 1
+            mask = mask.expand(self.calls[0].shape[0], s, len(keys))
+        return at, to, queries, keys, mask
+
+
+def _positions(count: int, name: str = "positions") -> Layout:
+    return Layout((Span(name, (count,), slice(0, count)),), count)
+
+
+def _resolve(layout: Layout, where: Where) -> tuple[Index, Layout]:
+    if isinstance(where, str):
+        return layout.find(where).index, layout.alone(where)
+    return where, _positions(where.shape[1])
+
+
+def _picked(at: Index, rows: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
+    """Positions of the whole axis, from positions counted within `at`."""
+    count = len(range(at.stop)[at]) if isinstance(at, slice) else at.shape[1]
+    if bool((rows >= count).any()):
+        raise ValueError(f"row {int(rows.max())} is beyond the {count} positions of the query")
+    if isinstance(at, slice):
+        found = (at.start or 0) + rows * (at.step or 1)
+    else:
+        found = at.to(rows.device).gather(1, rows.clamp_min(0))
+    return torch.where(rows < 0, -1, found)
+
+
+def _shared(calls: Sequence[Call], rows: Index, keys: Index) -> Bool[Tensor, "b #s r"] | None:
+    """What any layer may see; layers that differ (sliding windows beside full) are taken together."""
+    found: Tensor | None = None
+    before: tuple[object, ...] | None = None
+    for call in calls:
+        source = call.source
+        now = (
+            (source.bias, source.allowed, source.causal) if isinstance(source, Projected) else None
+        )
+        if now is not None and before is not None and _identical(now, before):
+            continue  # one mask that every layer was given
+        before = now
+        seen = call.visible(rows, keys)
+        if seen is None:
+            return None
+        found = seen if found is None else found | seen
+    return found
+
+
+def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    return all(mine is theirs for mine, theirs in zip(one, other, strict=True))
+
+
+def _stacked(calls: Sequence[Call], rows: Index, keys: Index) -> Float[Tensor, "b l h s r"]:
+    """The scores of a block in all layers: in one product when copying its keys is cheap."""
+    first = calls[0].source
+    k = calls[0].shape[3]
+    few = len(range(k)[keys]) if isinstance(keys, slice) else keys.shape[1]
+    alike = all(
+        isinstance(call.source, Projected)
+        and isinstance(first, Projected)
+        and call.source.plain
+        and call.source.key.shape == first.key.shape
+        and call.source.scale == first.scale
+        and call.source.bias is first.bias
+        and call.source.allowed is first.allowed
+        and call.source.causal == first.causal
+        for call in calls
+    )
+    if not alike or 4 * few > k or len(calls) == 1:
+        return torch.stack([call.scores(rows, keys) for call in calls], dim=1)
+    sources = [call.source for call in calls if isinstance(call.source, Projected)]
+    with torch.autocast(sources[0].query.device.type, enabled=False):
+        precise = torch.promote_types(sources[0].query.dtype, torch.float32)
+        query = torch.stack([take(one.query, rows, 2) for one in sources]).to(precise)
+        key = torch.stack([take(one.key, keys, 2) for one in sources]).to(precise)
+        query = rearrange(query, "l b (g n) s d -> l b g n s d", g=key.shape[2])
+        scores = query @ rearrange(key, "l b g r d -> l b g 1 d r") * sources[0].scale
+        scores = rearrange(scores, "l b g n s r -> l b (g n) s r")
+        return rearrange(sources[0].shaped(scores, rows, keys), "l b h s r -> b l h s r")
+
+
+def _over(mask: Bool[Tensor, "b q k"]) -> Bool[Tensor, "b 1 1 q k"]:
+    return rearrange(mask, "b q k -> b 1 1 q k")
+
+
+def _widest(kinds: set[Kind]) -> Kind:
+    """The kind that promises no more than any of these."""
+    order = (Kind.PROBABILITY, Kind.SUBPROBABILITY, Kind.AMOUNT, Kind.SIGNED)
+    return max(kinds, key=order.index)

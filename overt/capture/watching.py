@@ -1,0 +1,306 @@
+"""Watch the attention of any PyTorch model while it runs, and change it if asked."""
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+from overt.capture import interface
+from overt.capture.call import Call
+from overt.capture.edits import Bias, Edit
+from overt.capture.mode import Watching
+from overt.capture.places import (
+    HERE,
+    attention_modules,
+    choose,
+    few,
+    hook,
+    is_cross,
+    looks_like_attention,
+    starting,
+    unhook,
+    worth_a_hook,
+)
+from overt.capture.records import Record
+from overt.capture.seen import Layouts, Seen
+
+
+class Unseen(ValueError):
+    """Attention was there, or should have been, and was not seen; the message says what to do."""
+
+
+class watch:
+    """Watch a model: `with overt.watch(model) as seen: model(**inputs)`, then ask `seen`.
+
+    Queries, keys, masks and biases of every attention call are kept, and the model runs as it always
+    does, fused kernels on. What is asked of `seen` is computed then, and only that. When the block
+    ends, an attention module that ran and was not seen is an error: nothing is silently empty. The
+    model is left as it was found. A watcher may be used again and again, nested, and in threads.
+
+    `layers` chooses attention modules by name or by their place in `attention_modules(model)`,
+    `heads` chooses heads, and `layout` says what the positions are, for both axes or as a pair
+    (queries, keys). `edit(call, weights)` changes weights in flight, which makes the weights of the
+    layers watched real; `edit=Bias(make)` adds to the scores and stays fused. With `each(call)`, calls
+    are handed over as they come, and only what it returns is kept, in `seen.kept`: for `generate()`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Collection[int | str] | None = None,
+        heads: Sequence[int] | None = None,
+        layout: Layouts | None = None,
+        edit: Edit | Bias | None = None,
+        each: Callable[[Call], Any] | None = None,
+    ) -> None:
+        _refuse(model)
+        self.model = model
+        self.heads = heads
+        self.layout = layout
+        self.edit = edit
+        self.each = each
+        self.bare = bare(model)
+        self.chosen = choose(self.bare, layers)
+        self._open = threading.local()
+
+    def __enter__(self) -> Seen:
+        session = Session(self)
+        session.start()
+        self._open.sessions = [*getattr(self._open, "sessions", []), session]
+        return session.seen
+
+    def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
+        session = self._open.sessions.pop()
+        session.stop()
+        if problem is None:
+            session.check()
+
+
+class Session:
+    """One use of a watcher, in one thread."""
+
+    def __init__(self, watcher: watch) -> None:
+        self.watcher = watcher
+        self.edit = watcher.edit
+        within = [watcher.bare] if watcher.chosen is None else list(watcher.chosen.values())
+        self.names = {module: name for name, module in watcher.bare.named_modules()}
+        self.within = {inner for module in within for inner in module.modules()}
+        self.expected = {
+            module for module in attention_modules(watcher.bare).values() if module in self.within
+        }
+        self.seen = Seen(self._calls, watcher.layout)
+        self.taken: list[nn.Module] = []
+        self._cleanup = ExitStack()
+        self._mark: Any = None
+        self._events: list[Any] = []
+
+    # --- beginning and end
+
+    def start(self) -> None:
+        """Put the hooks in place and let the routes see what is called."""
+        with ExitStack() as undo:
+            undo.enter_context(interface.routed(self.watcher.bare))
+            handle = self.watcher.model.register_forward_pre_hook(starting)
+            undo.callback(handle.remove)
+            self._hook(undo)
+            if not HERE.watchers:
+                HERE.steps = 0
+            HERE.events.add(self)
+            self._mark = HERE.events.last
+            HERE.watchers.append(self)
+            undo.callback(self._leave)
+            _listen(undo)
+            self._cleanup = undo.pop_all()
+
+    def stop(self) -> None:
+        """Leave the model as it was found; what was seen stays."""
+        self.seen.close()
+        self._events = HERE.events.since(self._mark)
+        self._cleanup.close()
+
+    def _hook(self, undo: ExitStack) -> None:
+        for module in self.within:
+            if module in self.expected or worth_a_hook(module):
+                hook(module, attends=module in self.expected)
+                undo.callback(unhook, module)
+
+    def _leave(self) -> None:
+        HERE.watchers.remove(self)
+        if not HERE.watchers:
+            HERE.stack.clear()
+            HERE.traces.clear()
+            HERE.events.last = None
+
+    # --- what the routes ask
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether this module is watched."""
+        return module in self.within
+
+    def name_of(self, module: nn.Module) -> str:
+        """The module's name in the model."""
+        return self.names[module]
+
+    def crosses(
+        self, module: nn.Module, shape: tuple[int, int, int, int], apart: bool | None
+    ) -> bool:
+        """Whether the module looks from one sequence at another."""
+        return is_cross(self.watcher.bare, self.names[module], shape, apart)
+
+    def take(self, record: Record) -> bool:
+        """Hand the call over if it is wanted as it comes; True if it should be kept instead."""
+        if not self.knows(record.module):
+            return False
+        if self.watcher.each is None:
+            return True
+        self.taken.append(record.module)
+        self.seen.kept.append(self.watcher.each(self._call(record, HERE.steps - 1)))
+        return False
+
+    def replaying(self, sessions: list["Session"]) -> Callable[[Callable[..., Any]], Any]:
+        """Makes a function run under the edits of these sessions, whenever and wherever it runs."""
+
+        def around(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def again(*args: Any, **kwargs: Any) -> Any:
+                before, HERE.watchers = HERE.watchers, sessions
+                with ExitStack() as undo:
+                    undo.callback(setattr, HERE, "watchers", before)
+                    for session in sessions:
+                        session._hook(undo)
+                    _listen(undo)
+                    return function(*args, **kwargs)
+
+            return again
+
+        return around
+
+    # --- what was seen
+
+    def _calls(self) -> list[Call]:
+        step, calls = -1, []
+        for event in HERE.events.since(self._mark):
+            if event == (self.watcher.model,):
+                step += 1
+            elif isinstance(event, Record) and self.knows(event.module):
+                calls.append(self._call(event, max(step, 0)))
+        return calls
+
+    def _call(self, record: Record, step: int) -> Call:
+        call = Call(
+            self.names[record.module],
+            record.module,
+            record.source,
+            record.route,
+            self.crosses(record.module, record.source.shape, record.cross),
+            step,
+            record.value,
+            record.output,
+        )
+        return call if self.watcher.heads is None else call.heads(self.watcher.heads)
+
+    def check(self) -> None:
+        """Raise when nothing was seen, or less than ran."""
+        ran = Counter(e for e in self._events if isinstance(e, nn.Module) and e in self.expected)
+        seen = Counter(self.taken)
+        seen.update(event.module for event in self._events if isinstance(event, Record))
+        missed = [module for module, times in ran.items() if _found(module, seen) < times]
+        if missed:
+            names = few([self.names[module] for module in missed])
+            raise Unseen(
+                f"{len(missed)} of {len(ran)} attention modules ran and were not seen: {names}. "
+                f"{_remedy(missed[0])} Or name the layers that you need: watch(model, layers=[...])."
+            )
+        if not seen:
+            raise Unseen(self._nothing())
+
+    def _nothing(self) -> str:
+        kind = type(self.watcher.bare).__name__
+        if (self.watcher.model,) not in self._events:
+            return f"{kind} was not called while it was watched; call it inside the block."
+        if not self.expected:
+            return (
+                f"{kind} has no attention that could be seen: no module is named like attention, and "
+                "nothing took a softmax and multiplied it with values. For convolutional networks "
+                "there are overt.capture.class_activation and overt.capture.rise."
+            )
+        return (
+            f"none of the attention modules of {kind} ran: {few([self.names[m] for m in self.expected])}"
+            "; was only another part of the model called?"
+        )
+
+
+def _found(module: nn.Module, seen: Counter[nn.Module]) -> int:
+    """How often a module was seen attending: itself, a part of it, or the attention around it."""
+    inside = set(module.modules())
+    return sum(
+        times
+        for one, times in seen.items()
+        if one in inside or (looks_like_attention(one) and module in set(one.modules()))
+    )
+
+
+def _remedy(module: nn.Module) -> str:
+    """What the user can do about a module that was not seen."""
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return f"{kind} is TorchScript, which nothing can look into; load the Python model."
+    config = getattr(module, "config", None)
+    if getattr(config, "_attn_implementation", None) is not None:
+        return (
+            'It computes attention in a way that PyTorch does not show; model.set_attn_implementation("sdpa") '
+            'or "eager" does.'
+        )
+    return (
+        f"{kind} computes attention in a way that PyTorch does not show (a custom kernel, or a softmax "
+        "over another axis than the last); use scaled_dot_product_attention or softmax(dim=-1)."
+    )
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile` and the wrappers of many processes."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and _wraps(model):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _wraps(model: nn.Module) -> bool:
+    return type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def _listen(undo: ExitStack) -> None:
+    """Let this thread's functions be seen, unless they already are.
+
+    A backward pass that was started in the block runs with our own mode switched off, as everything
+    does that a mode has been handed.
+    """
+    if not any(isinstance(mode, Watching) for mode in _get_current_function_mode_stack()):
+        undo.enter_context(Watching())
+
+
+def _refuse(model: nn.Module) -> None:
+    """Say no to what cannot be watched, and warn of what goes wrong in training."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise Unseen("a TorchScript model cannot be watched; load the Python model instead.")
+    if isinstance(model, nn.DataParallel):
+        raise Unseen(
+            "DataParallel runs copies of the model in threads of its own; watch model.module, or use "
+            "DistributedDataParallel."
+        )
+    if _wraps(model):
+        warnings.warn(
+            f"a loss on attention seen outside {type(model).__name__} is not part of its forward pass; "
+            "overt.adopt(model, loss=...) computes it inside",
+            stacklevel=3,
+        )

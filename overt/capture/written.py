@@ -1,0 +1,189 @@
+"""Attention that a model writes out: softmax, then a product with the values.
+
+A softmax over the last axis may be attention, or a router, or a class head. It is followed through
+dropout, casts and reshapes, and is attention when it meets the values in a product. What the
+product takes is what counts: sinks that were cut off and heads that were mixed are seen as such.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.attention import Kind
+from overt.capture.call import Route, Written
+from overt.capture.edits import changed, edits_of
+from overt.capture.places import HERE
+from overt.capture.records import Record, remember
+
+_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+_DROPOUT = {F.dropout, torch.dropout}
+_SAME = {
+    Tensor.to,
+    Tensor.type_as,
+    Tensor.type,
+    Tensor.float,
+    Tensor.half,
+    Tensor.bfloat16,
+    Tensor.double,
+    Tensor.contiguous,
+    Tensor.clone,
+    Tensor.view,
+    Tensor.reshape,
+    torch.reshape,
+    Tensor.flatten,
+    Tensor.unflatten,
+    Tensor.__getitem__,
+}
+_PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum}
+FUNCTIONS = _SOFTMAX | _DROPOUT | _SAME | _PRODUCT
+
+
+@dataclass(eq=False)
+class Softmax:
+    """A softmax over the last axis: who took it, of what, and whether it has met values yet."""
+
+    module: nn.Module
+    logits: Tensor
+    met: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A tensor that came out of a softmax, by way of dropout, casts and reshapes.
+
+    `clean` is the same without dropout, which had the rate `rate`; `mixed` when something else than
+    those came between, so that its logits say nothing about it.
+    """
+
+    origin: Softmax
+    tensor: Tensor
+    clean: Tensor
+    dropped: int = 0
+    rate: float = 0.0
+    mixed: bool = False
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that took the softmax."""
+        return self.origin.module
+
+
+def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of `func`, and a note of what became of a softmax."""
+    if func in _PRODUCT:
+        return _product(func, args, kwargs)
+    result = func(*args, **kwargs)
+    if not isinstance(result, Tensor) or result.ndim < 3:
+        return result
+    if func in _SOFTMAX:
+        axis = args[1] if len(args) > 1 else kwargs.get("dim")
+        given = args[0] if args else kwargs["input"]
+        if axis in (-1, result.ndim - 1):
+            _note(Trace(Softmax(HERE.stack[-1], given), result, result))
+        return result
+    trace = _known(args[0] if args else kwargs.get("input"))
+    if trace is not None and result is not trace.tensor:
+        if func in _DROPOUT:
+            rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            _note(replace(trace, tensor=result, rate=rate))
+        else:
+            _same(func, args, kwargs, trace, result)
+    return result
+
+
+def _note(trace: Trace) -> None:
+    HERE.traces[id(trace.tensor)] = trace
+
+
+def _known(tensor: Any) -> Trace | None:
+    trace = HERE.traces.get(id(tensor))
+    return trace if trace is not None and trace.tensor is tensor else None
+
+
+def _same(func: Any, args: Any, kwargs: Any, trace: Trace, result: Tensor) -> None:
+    """The same weights in another type or shape, or without the columns of a sink."""
+    dropped = trace.dropped
+    if func is Tensor.__getitem__:
+        cut = trace.tensor.shape[-1] - result.shape[-1]
+        first = result.storage_offset() == trace.tensor.storage_offset()
+        if not first or cut < 0 or result.shape[:-1] != trace.tensor.shape[:-1]:
+            return
+        dropped += cut
+    elif result.shape[-1] != trace.tensor.shape[-1]:
+        return
+    whole = trace.clean is trace.tensor
+    clean = result if whole else func(trace.clean, *args[1:], **kwargs)
+    _note(replace(trace, tensor=result, clean=clean, dropped=dropped))
+
+
+def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    at = 1 if func is torch.einsum else 0
+    operands = args[at:]
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        args = (*args[:at], *operands[0])
+        operands = args[at:]
+    for place, operand in enumerate(operands):
+        trace = _known(operand)
+        if trace is None and place == 0:
+            trace = _mixed(operand, operands)
+        if trace is not None:
+            values = next((one for one in operands if one is not operand), None)
+            return _meet(func, args, kwargs, at + place, trace, values)
+    return func(*args, **kwargs)
+
+
+def _mixed(operand: Any, operands: tuple[Any, ...]) -> Trace | None:
+    """A softmax of this module that met nothing yet and has just the shape of what meets now."""
+    if not isinstance(operand, Tensor) or operand.ndim < 3 or len(operands) < 2:
+        return None
+    for trace in reversed(HERE.traces.values()):
+        fits = trace.tensor.shape[-2:] == operand.shape[-2:] and trace.module is HERE.stack[-1]
+        if fits and not trace.origin.met and operands[1].shape[-2] == operand.shape[-1]:
+            return Trace(trace.origin, operand, operand, mixed=True)
+    return None
+
+
+def _meet(
+    func: Any, args: tuple[Any, ...], kwargs: Any, place: int, trace: Trace, values: Tensor | None
+) -> Any:
+    """The product of weights and values, remembered, with the edits of whoever watches."""
+    used = _four(trace.clean)
+    if trace.mixed:
+        source = Written(used, Kind.SIGNED)
+    else:
+        kind = Kind.SUBPROBABILITY if trace.dropped else Kind.PROBABILITY
+        source = Written(used, kind, _four(trace.origin.logits), trace.dropped)
+    edits = edits_of(trace.module)
+    if edits:
+        source = changed(trace.module, Route.SOFTMAX, source, values, edits)
+        weights = source.weights().reshape(args[place].shape).to(args[place].dtype)
+        weights = F.dropout(weights, trace.rate, training=trace.clean is not trace.tensor)
+        args = (*args[:place], weights, *args[place + 1 :])
+    output = func(*args, **kwargs)
+    if not trace.origin.met:
+        remember(Record(trace.module, Route.SOFTMAX, source, values, output, HERE.cross))
+    trace.origin.met = True
+    return output
+
+
+def _four(tensor: Tensor) -> Tensor:
+    """(b, h, q, k): heads folded into the batch are told apart, windows are samples."""
+    if tensor.ndim == 4:
+        return tensor
+    if tensor.ndim > 4:
+        return tensor.flatten(0, -4)
+    heads = HERE.heads or _heads(HERE.stack[-1])
+    if heads > 1 and len(tensor) % heads == 0:
+        return tensor.unflatten(0, (-1, heads))
+    return tensor.unsqueeze(1)
+
+
+def _heads(module: nn.Module) -> int:
+    for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"):
+        count = getattr(module, name, None)
+        if isinstance(count, int):
+            return count
+    return 1
