@@ -1,7 +1,7 @@
 """One attention call as it was made: queries, keys and everything that shaped the scores.
 
 A call can give any part of its weights without the rest: a block of s rows and r keys costs s x r
-scores, whatever the length of the sequence. Arithmetic is done in float32 at least, outside autocast.
+scores, whatever the length of the sequence. Arithmetic is in float32 at least, outside autocast.
 
 Axis letters:  b batch  h head  g group of heads that share keys  q query  k key  d feature
 """
@@ -160,7 +160,7 @@ class Projected:
 class Written:
     """Weights that are there in full, as they met the values, before dropout.
 
-    `logits` is what went into the softmax; None when something came after it (mixed heads, an edit):
+    `logits` is what went into the softmax; None when something came after it (mixed heads, edits):
     then the weights themselves are all there is. The `dropped` last columns of the logits took part
     in the softmax and met no value (learned sinks).
     """
@@ -311,7 +311,7 @@ class Call:
 
 
 def take(values: Tensor, index: Index, dim: int) -> Tensor:
-    """The positions `index` along one axis of (b, h, n, m); position -1 reads the first, to be hidden."""
+    """The positions `index` along one axis of (b, h, n, m); -1 reads the first, to be hidden."""
     if isinstance(index, slice):
         if index == ALL:
             return values

@@ -27,8 +27,8 @@ def current() -> Pass:
     if not torch.is_grad_enabled():
         if _reentrant():
             raise NotImplementedError(
-                "reentrant checkpointing runs the model without a graph, so what is seen there has no "
-                "gradient; use checkpoint(..., use_reentrant=False), in Hugging Face "
+                "reentrant checkpointing runs the model without a graph, so what is seen there has "
+                "no gradient; use checkpoint(..., use_reentrant=False), in Hugging Face "
                 'gradient_checkpointing_enable({"use_reentrant": False})'
             )
         return Pass.ONLY

@@ -42,7 +42,7 @@ def edited(
     dropout: float,
     edits: list[tuple[Any, Edit | Bias]],
 ) -> tuple[Projected | Written, Float[Tensor, "b h q d"]]:
-    """The source after all edits, and the output that it gives; fused when scores were only added to."""
+    """The source after all edits, and the output that it gives; fused when only scores changed."""
     source = changed(module, route, source, value, edits)
     if isinstance(source, Projected) and source.plain and source.sinks is None:
         output = F.scaled_dot_product_attention(
@@ -117,7 +117,7 @@ def _one_mask(source: Projected) -> Tensor | None:
         return allowed
     bias = source.bias.to(source.query.dtype)
     bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
-    b, h, q, k = source.shape
+    _, _, q, k = source.shape
     if allowed is not None:
         bias = torch.where(allowed, bias, -torch.inf)
     return bias.expand(-1, -1, q, k)

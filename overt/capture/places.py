@@ -140,7 +140,7 @@ def is_cross(
 ) -> bool:
     """Whether the module at `path` looks from one sequence at another.
 
-    `apart` is what the call itself tells: whether queries and keys came as different tensors. Where it
+    `apart` is what the call itself tells: whether queries and keys came as different tensors. If it
     tells nothing, names decide, then sizes; a decoder with a cache has more keys than queries and
     still looks at itself.
     """

@@ -14,7 +14,7 @@ from overt.capture.places import HERE
 class Record:
     """What a route remembers of a call; it becomes a `Call` when somebody asks.
 
-    `cross` is whether queries and keys came from different places, None where the route cannot tell.
+    `cross` is whether queries and keys came from different places, None if the route cannot tell.
     """
 
     module: nn.Module

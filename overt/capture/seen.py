@@ -19,8 +19,8 @@ Layouts = Layout | tuple[Layout, Layout]  # of both axes, or of queries and of k
 class Seen:
     """The attention calls of a model, in the order in which they were made.
 
-    Only queries, keys and masks are kept. A block costs its own size, a map is made when it is asked
-    for, and everything has a gradient when the model had one. While the model is still watched,
+    Only queries, keys and masks are kept. A block costs its own size, a map is made when asked for,
+    and everything has a gradient when the model had one. While the model is still watched,
     `calls` grows. `kept` is what `watch(each=)` has made of the calls that it took.
     """
 
@@ -97,7 +97,7 @@ class Seen:
     ) -> AttentionMap:
         """The exact weights from `query` to `key` in every layer and head, as the model used them.
 
-        `query` and `key` are names of spans (which need a layout) or positions a sample; `rows` picks
+        `query` and `key` are names of spans (which need a layout) or positions a sample; `rows` are
         some of the query's positions, counted within it. Keys outside the block keep their share:
         rows sum to less than one. `.normalize()` divides by what is inside; for a loss, `log_block`
         does that at a fraction of the cost.
@@ -172,8 +172,8 @@ class Seen:
             if len(layout) != found:
                 raise ValueError(
                     f"the layout of the {what} has {len(layout)} positions, but "
-                    f"{calls[0].name or 'the model'} has {found}; give watch(layout=(queries, keys)) "
-                    "or choose calls with where(...)"
+                    f"{calls[0].name or 'the model'} has {found}; choose calls with where(...), or "
+                    "give watch(layout=(queries, keys))"
                 )
         return queries, keys
 
@@ -226,7 +226,7 @@ def _picked(at: Index, rows: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
 
 
 def _shared(calls: Sequence[Call], rows: Index, keys: Index) -> Bool[Tensor, "b #s r"] | None:
-    """What any layer may see; layers that differ (sliding windows beside full) are taken together."""
+    """What any layer may see: layers that differ (sliding windows and full) are joined."""
     found: Tensor | None = None
     before: tuple[object, ...] | None = None
     for call in calls:

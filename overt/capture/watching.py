@@ -39,16 +39,17 @@ class Unseen(ValueError):
 class watch:
     """Watch a model: `with overt.watch(model) as seen: model(**inputs)`, then ask `seen`.
 
-    Queries, keys, masks and biases of every attention call are kept, and the model runs as it always
-    does, fused kernels on. What is asked of `seen` is computed then, and only that. When the block
-    ends, an attention module that ran and was not seen is an error: nothing is silently empty. The
-    model is left as it was found. A watcher may be used again and again, nested, and in threads.
+    Queries, keys, masks and biases of every attention call are kept, and the model runs as it
+    always does, fused kernels on. What is asked of `seen` is computed then, and only that. When the
+    block ends, an attention module that ran and was not seen is an error: nothing is silently empty.
+    The model is left as it was found. A watcher may be used again and again, nested, and in threads.
 
     `layers` chooses attention modules by name or by their place in `attention_modules(model)`,
     `heads` chooses heads, and `layout` says what the positions are, for both axes or as a pair
     (queries, keys). `edit(call, weights)` changes weights in flight, which makes the weights of the
-    layers watched real; `edit=Bias(make)` adds to the scores and stays fused. With `each(call)`, calls
-    are handed over as they come, and only what it returns is kept, in `seen.kept`: for `generate()`.
+    layers watched real; `edit=Bias(make)` adds to the scores and stays fused. With `each(call)`,
+    calls are handed over as they come, and only what it returns is kept, in `seen.kept`: that is for
+    `generate()`.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class Session:
             names = few([self.names[module] for module in missed])
             raise Unseen(
                 f"{len(missed)} of {len(ran)} attention modules ran and were not seen: {names}. "
-                f"{_remedy(missed[0])} Or name the layers that you need: watch(model, layers=[...])."
+                f"{_remedy(missed[0])} Or name the layers you need: watch(model, layers=[...])."
             )
         if not seen:
             raise Unseen(self._nothing())
@@ -227,13 +228,13 @@ class Session:
             return f"{kind} was not called while it was watched; call it inside the block."
         if not self.expected:
             return (
-                f"{kind} has no attention that could be seen: no module is named like attention, and "
-                "nothing took a softmax and multiplied it with values. For convolutional networks "
-                "there are overt.capture.class_activation and overt.capture.rise."
+                f"{kind} has no attention that could be seen: no module is named like attention, "
+                "and nothing took a softmax and multiplied it with values. For convolutional networks "
+                "there are class_activation, grad_cam and rise in overt.capture."
             )
+        names = few([self.names[module] for module in self.expected])
         return (
-            f"none of the attention modules of {kind} ran: {few([self.names[m] for m in self.expected])}"
-            "; was only another part of the model called?"
+            f"none of the attention modules of {kind} ran: {names}. Was only a part of it called?"
         )
 
 
@@ -255,12 +256,12 @@ def _remedy(module: nn.Module) -> str:
     config = getattr(module, "config", None)
     if getattr(config, "_attn_implementation", None) is not None:
         return (
-            'It computes attention in a way that PyTorch does not show; model.set_attn_implementation("sdpa") '
-            'or "eager" does.'
+            "It computes attention in a way that PyTorch does not show; "
+            'model.set_attn_implementation("sdpa") or "eager" does show it.'
         )
     return (
-        f"{kind} computes attention in a way that PyTorch does not show (a custom kernel, or a softmax "
-        "over another axis than the last); use scaled_dot_product_attention or softmax(dim=-1)."
+        f"{kind} computes attention in a way that PyTorch does not show (a custom kernel, or a "
+        "softmax over another axis than the last); use scaled_dot_product_attention or softmax(dim=-1)."
     )
 
 
@@ -295,12 +296,12 @@ def _refuse(model: nn.Module) -> None:
         raise Unseen("a TorchScript model cannot be watched; load the Python model instead.")
     if isinstance(model, nn.DataParallel):
         raise Unseen(
-            "DataParallel runs copies of the model in threads of its own; watch model.module, or use "
-            "DistributedDataParallel."
+            "DataParallel runs copies of the model in threads of its own; watch model.module, or "
+            "use DistributedDataParallel."
         )
     if _wraps(model):
         warnings.warn(
-            f"a loss on attention seen outside {type(model).__name__} is not part of its forward pass; "
-            "overt.adopt(model, loss=...) computes it inside",
+            f"a loss on attention seen outside {type(model).__name__} is no part of its forward "
+            "pass; overt.adopt(model, loss=...) computes it inside",
             stacklevel=3,
         )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.attention import Kind
-from overt.capture.call import Route, Written
+from overt.capture.call import Projected, Route, Written
 from overt.capture.edits import changed, edits_of
 from overt.capture.places import HERE
 from overt.capture.records import Record, remember
@@ -152,7 +152,7 @@ def _meet(
     """The product of weights and values, remembered, with the edits of whoever watches."""
     used = _four(trace.clean)
     if trace.mixed:
-        source = Written(used, Kind.SIGNED)
+        source: Projected | Written = Written(used, Kind.SIGNED)
     else:
         kind = Kind.SUBPROBABILITY if trace.dropped else Kind.PROBABILITY
         source = Written(used, kind, _four(trace.origin.logits), trace.dropped)
