@@ -88,7 +88,7 @@ class ScenesRecipe:
 
 
 def scenes_question() -> ScenesRecipe:
-    """The question alone: what words give away. No paper's number; chance, if the world is fair."""
+    """The question alone: what words give away, on test scenes nothing. No paper's number."""
     return ScenesRecipe(
         "scenes-question", "scenes, the question alone", model=Model(look=Look.BLIND)
     )
