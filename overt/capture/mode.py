@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from overt.capture import written
-from overt.capture.call import Projected, default_scale
+from overt.capture.call import Projected, Route, default_scale
 from overt.capture.edits import edited, edits_of
-from overt.capture.places import HERE
-from overt.capture.records import Record, Route, remember
+from overt.capture.places import FLEX, HERE
+from overt.capture.records import Record, remember
 
 _FLEX = torch.ops.higher_order.flex_attention
 
@@ -32,14 +32,14 @@ class Watching(TorchFunctionMode):
     ) -> Any:
         """The result of `func`, remembered when it is attention of a module that is watched."""
         kwargs = kwargs or {}
+        if func is _FLEX:  # first: its graph must not see which module is at work
+            return _flex(func, args, kwargs)
         if not HERE.stack:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return attend(HERE.stack[-1], Route.SDPA, *args, **kwargs)
         if func is F.multi_head_attention_forward:
             return _multi_head(self, args, kwargs)
-        if func is _FLEX:
-            return _flex(func, args, kwargs)
         if not torch.compiler.is_compiling() and func in written.FUNCTIONS:
             return written.follow(func, args, kwargs)
         return func(*args, **kwargs)
@@ -90,14 +90,29 @@ def _never(*_: Any) -> bool:
     return False
 
 
+def _in_projection(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values from one packed weight."""
+    if query is key and key is value:
+        packed = F.linear(query, weight, bias)
+        return tuple(part.contiguous() for part in packed.chunk(3, dim=-1))
+    biases = (None,) * 3 if bias is None else bias.chunk(3)
+    parts = zip((query, key, value), weight.chunk(3), biases, strict=True)
+    return tuple(F.linear(given, part, shift) for given, part, shift in parts)
+
+
 def _twin(function: Any) -> Callable[..., Any]:
     """The same function, but it does not ask whether somebody overrides it.
 
     `F.multi_head_attention_forward` hands itself over as a whole. What attends is inside, and the
-    twin lets us see that.
+    twin lets us see that. It splits the projection with `chunk`: `unflatten` breaks compiled graphs
+    when functions are overridden.
     """
-    names = {**function.__globals__, "has_torch_function": _never}
-    twin = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    own = {"has_torch_function": _never, "_in_projection_packed": _in_projection}
+    names = {**function.__globals__, **own}
+    code = function.__code__.replace(co_name="multi_head_attention_seen")  # compiled by itself
+    twin = types.FunctionType(code, names, code.co_name, function.__defaults__)
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin
 
@@ -120,15 +135,13 @@ def _multi_head(mode: Watching, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _flex(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """FlexAttention: its score function and mask function are asked again for the part wanted."""
+    """FlexAttention: its score function and mask function are asked again for the part wanted.
+
+    It compiles itself, and its graph breaks when it meets a module whose parameters its score
+    function uses. So the record does not say who called; the module says so when it is done.
+    """
     query, key, value, score, block, scale = args[:6]
     output = func(*args, **kwargs)
-    module = HERE.stack[-1]
-    if edits_of(module):
-        raise NotImplementedError(
-            "FlexAttention cannot be edited; put the edit into its score function, or use "
-            "scaled_dot_product_attention"
-        )
-    source = Projected(query, key, scale, modify=score, allow=block[-1])
-    remember(Record(module, Route.FLEX, source, value, output[0], HERE.cross))
+    if not isinstance(score, torch.fx.GraphModule):  # that is the graph at work, seen before
+        HERE.events.add((FLEX, None, query, key, value, output[0], score, block[-1], scale))
     return output

@@ -57,6 +57,7 @@ class Here(threading.local):
 
 
 HERE = Here()
+FLEX = "flex"  # marks the event of a call that does not know its module
 
 
 def _entering(module: nn.Module, inputs: Any) -> None:
@@ -77,9 +78,22 @@ def _leaving(module: nn.Module, inputs: Any, output: Any) -> None:
     """A forward hook: this module is done, and so is whatever an error left above it."""
     while HERE.stack and HERE.stack.pop() is not module:
         pass
+    if torch.compiler.is_compiling():
+        return
+    loose = []
+    while HERE.events.last is not None and _loose(HERE.events.last[1]):
+        HERE.events.last, event = HERE.events.last
+        loose.append((FLEX, module, *event[2:]))
+    for event in reversed(loose):
+        HERE.events.add(event)
     if HERE.traces:
         for at in [at for at, trace in HERE.traces.items() if trace.module is module]:
             del HERE.traces[at]
+
+
+def _loose(event: Any) -> bool:
+    """Whether this is a call of FlexAttention whose module is not known yet."""
+    return isinstance(event, tuple) and event[0] is FLEX and event[1] is None
 
 
 def starting(module: nn.Module, inputs: Any) -> None:

@@ -1,13 +1,14 @@
 """What is remembered of a call, and who is told of it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from overt.capture import checkpoints
 from overt.capture.call import Projected, Route, Written
-from overt.capture.places import HERE
+from overt.capture.places import FLEX, HERE
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,15 @@ class Record:
     value: Tensor | None
     output: Tensor | None
     cross: bool | None
+
+
+def settled(event: Any) -> Any:
+    """The record of a FlexAttention call whose module is known by now; any other event as it is."""
+    if not isinstance(event, tuple) or event[0] is not FLEX or event[1] is None:
+        return event
+    _, module, query, key, value, output, score, allow, scale = event
+    source = Projected(query, key, scale, modify=score, allow=allow)
+    return Record(module, Route.FLEX, source, value, output, None)
 
 
 def remember(record: Record) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import wraps
@@ -13,27 +12,22 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 from overt.capture import interface
-from overt.capture.call import Call
+from overt.capture.call import Call, Route
+from overt.capture.coverage import Unseen, verify
 from overt.capture.edits import Bias, Edit
 from overt.capture.mode import Watching
 from overt.capture.places import (
     HERE,
     attention_modules,
     choose,
-    few,
     hook,
     is_cross,
-    looks_like_attention,
     starting,
     unhook,
     worth_a_hook,
 )
-from overt.capture.records import Record
+from overt.capture.records import Record, settled
 from overt.capture.seen import Layouts, Seen
-
-
-class Unseen(ValueError):
-    """Attention was there, or should have been, and was not seen; the message says what to do."""
 
 
 class watch:
@@ -41,15 +35,16 @@ class watch:
 
     Queries, keys, masks and biases of every attention call are kept, and the model runs as it
     always does, fused kernels on. What is asked of `seen` is computed then, and only that. When the
-    block ends, an attention module that ran and was not seen is an error: nothing is silently empty.
-    The model is left as it was found. A watcher may be used again and again, nested, and in threads.
+    block ends, an attention module that ran and was not seen is an error (`Unseen`): nothing is
+    silently empty. The model is left as it was found. A watcher may be used again and again,
+    nested, and in threads.
 
     `layers` chooses attention modules by name or by their place in `attention_modules(model)`,
     `heads` chooses heads, and `layout` says what the positions are, for both axes or as a pair
     (queries, keys). `edit(call, weights)` changes weights in flight, which makes the weights of the
     layers watched real; `edit=Bias(make)` adds to the scores and stays fused. With `each(call)`,
-    calls are handed over as they come, and only what it returns is kept, in `seen.kept`: that is for
-    `generate()`.
+    calls are handed over as they come, and only what it returns is kept, in `seen.kept`; that is
+    for `generate()`.
     """
 
     def __init__(
@@ -123,7 +118,10 @@ class Session:
     def stop(self) -> None:
         """Leave the model as it was found; what was seen stays."""
         self.seen.close()
-        self._events = HERE.events.since(self._mark)
+        self._events = self._since()
+        for event in self._events:  # FlexAttention is the one route that cannot hand over at once
+            if self.watcher.each is not None and _flexed(event):
+                self.take(event)
         self._cleanup.close()
 
     def _hook(self, undo: ExitStack) -> None:
@@ -187,12 +185,16 @@ class Session:
 
     def _calls(self) -> list[Call]:
         step, calls = -1, []
-        for event in HERE.events.since(self._mark):
+        for event in self._since():
             if event == (self.watcher.model,):
                 step += 1
             elif isinstance(event, Record) and self.knows(event.module):
                 calls.append(self._call(event, max(step, 0)))
         return calls
+
+    def _since(self) -> list[Any]:
+        """What has happened since the start."""
+        return [settled(event) for event in HERE.events.since(self._mark)]
 
     def _call(self, record: Record, step: int) -> Call:
         call = Call(
@@ -208,61 +210,17 @@ class Session:
         return call if self.watcher.heads is None else call.heads(self.watcher.heads)
 
     def check(self) -> None:
-        """Raise when nothing was seen, or less than ran."""
-        ran = Counter(e for e in self._events if isinstance(e, nn.Module) and e in self.expected)
-        seen = Counter(self.taken)
-        seen.update(event.module for event in self._events if isinstance(event, Record))
-        missed = [module for module, times in ran.items() if _found(module, seen) < times]
-        if missed:
-            names = few([self.names[module] for module in missed])
-            raise Unseen(
-                f"{len(missed)} of {len(ran)} attention modules ran and were not seen: {names}. "
-                f"{_remedy(missed[0])} Or name the layers you need: watch(model, layers=[...])."
+        """Raise when nothing was seen, or less than ran, or what cannot be edited was to be."""
+        if self.edit is not None and any(_flexed(event) for event in self._events):
+            raise NotImplementedError(
+                "FlexAttention cannot be edited; put the edit into its score function, or use "
+                "scaled_dot_product_attention"
             )
-        if not seen:
-            raise Unseen(self._nothing())
-
-    def _nothing(self) -> str:
-        kind = type(self.watcher.bare).__name__
-        if (self.watcher.model,) not in self._events:
-            return f"{kind} was not called while it was watched; call it inside the block."
-        if not self.expected:
-            return (
-                f"{kind} has no attention that could be seen: no module is named like attention, "
-                "and nothing took a softmax and multiplied it with values. For convolutional networks "
-                "there are class_activation, grad_cam and rise in overt.capture."
-            )
-        names = few([self.names[module] for module in self.expected])
-        return (
-            f"none of the attention modules of {kind} ran: {names}. Was only a part of it called?"
-        )
+        verify(self.watcher.model, self.watcher.bare, self.expected, self._events, self.taken)
 
 
-def _found(module: nn.Module, seen: Counter[nn.Module]) -> int:
-    """How often a module was seen attending: itself, a part of it, or the attention around it."""
-    inside = set(module.modules())
-    return sum(
-        times
-        for one, times in seen.items()
-        if one in inside or (looks_like_attention(one) and module in set(one.modules()))
-    )
-
-
-def _remedy(module: nn.Module) -> str:
-    """What the user can do about a module that was not seen."""
-    kind = type(module).__name__
-    if isinstance(module, torch.jit.ScriptModule):
-        return f"{kind} is TorchScript, which nothing can look into; load the Python model."
-    config = getattr(module, "config", None)
-    if getattr(config, "_attn_implementation", None) is not None:
-        return (
-            "It computes attention in a way that PyTorch does not show; "
-            'model.set_attn_implementation("sdpa") or "eager" does show it.'
-        )
-    return (
-        f"{kind} computes attention in a way that PyTorch does not show (a custom kernel, or a "
-        "softmax over another axis than the last); use scaled_dot_product_attention or softmax(dim=-1)."
-    )
+def _flexed(event: Any) -> bool:
+    return isinstance(event, Record) and event.route is Route.FLEX
 
 
 def bare(model: nn.Module) -> nn.Module:
