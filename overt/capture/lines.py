@@ -31,12 +31,12 @@ class Axis:
     photo: Float[np.ndarray, " n"]
 
 
-def slack(step: float, scale: float) -> float:
+def slack(step: float) -> float:
     """How far, in photo pixels, a mean over a row may be from the truth.
 
     One step of the ramp, and what a filter that takes the nearest pixel is off by.
     """
-    return 0.2 + 0.55 * min(1.0, 1 / abs(scale)) + step
+    return 0.6 + step
 
 
 def fit(axis: Axis, scales: Sequence[float]) -> Line | None:
@@ -58,7 +58,7 @@ def fit(axis: Axis, scales: Sequence[float]) -> Line | None:
         if inner is not None:
             scale, offset = found
             wrong = np.abs(axis.photo[inner] - (axis.at[inner] - offset) / scale).max()
-            if wrong > slack(axis.step, scale):
+            if wrong > slack(axis.step):
                 raise NotAffine(
                     f"what was seen is up to {wrong:.1f} photo pixels from any one stretching"
                 )
@@ -129,8 +129,9 @@ def guess(axis: Axis, scales: Sequence[float]) -> Line:
         middle = float(np.median(axis.at - axis.photo * exact)) if len(axis.at) else 0.0
         tries += [(exact, float(o)) for o in (round(middle), axis.start, axis.stop - resized)]
     wrong = [_misses(axis, *line) for line in tries]
+    close = 0.2 + 0.55 * min(1.0, axis.size / extent) + axis.step
     best = int(np.argmin([w + 1e-3 * n for n, w in enumerate(wrong)]))
-    if not len(axis.at) or wrong[best] > slack(axis.step, tries[best][0]):
+    if not len(axis.at) or wrong[best] > close:
         raise NotAffine(
             f"{extent} canvas pixels along an axis of {axis.size} photo pixels are too few to say "
             "what was done to the photo"

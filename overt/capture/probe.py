@@ -217,7 +217,7 @@ def _check(seen: Decoded, axis: int, line: Line) -> None:
     counts = known.sum(axis=1)
     means = np.where(known, wrong, 0).sum(axis=1) / np.maximum(counts, 1)
     # a row's mean is free of most rounding; the rim of a photo is drawn inwards by the filter
-    room = slack(1 / seen.ramps.along[axis], scale) + 0.25 / abs(scale)
+    room = slack(1 / seen.ramps.along[axis]) + 0.25 / abs(scale)
     if counts.any() and np.abs(means - np.median(means[counts > 0]))[counts > 0].max() > room:
         raise NotAffine(
             "the columns of the photo did not stay upright, or its rows level: it was turned, "

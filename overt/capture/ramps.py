@@ -7,7 +7,7 @@ differs from row to row and averages out.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 Size = tuple[int, int]
 Photo = UInt8[np.ndarray, "_ _ 3"]
@@ -100,8 +100,7 @@ def decode(
     typical = np.median(np.sqrt(power[power > power.max() / 4]))
     level = np.sqrt(power) / typical
     shown = level > 0.5
-    rows, columns = (np.flatnonzero(shown.any(axis=axis)) for axis in (1, 0))
-    window = (slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
+    window = (_extent(shown.any(axis=1)), _extent(shown.any(axis=0)))
     if not shown[window].all():
         raise NotAffine("what is shown of the photo is not a rectangle, so it was turned or warped")
     sure = np.abs(level - 1) < 0.02
@@ -110,6 +109,11 @@ def decode(
         for ramped in (down, across)
     ]
     return Decoded(ramps, np.where(sure, ramps.points(*levels), np.nan), window)
+
+
+def _extent(shown: Bool[np.ndarray, " n"]) -> slice:
+    places = np.flatnonzero(shown)
+    return slice(int(places[0]), int(places[-1]) + 1)
 
 
 @dataclass(frozen=True)
