@@ -1,0 +1,106 @@
+"""Maps read straight off one layer, and what every derived map shares: axes, rows, portions."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from overt.attention import AttentionMap, Kind, Layout
+from overt.capture.call import ALL, Call, Index, Projected
+from overt.capture.seen import Seen, Where, _resolve, _shared
+
+Fuse = Callable[..., Tensor]  # (weights, dim=, keepdim=True) -> weights: torch.mean, torch.amax
+
+
+def raw(
+    seen: Seen, layer: int | str = -1, rows: Where | None = None, fuse: Fuse = torch.mean
+) -> AttentionMap:
+    """The weights of one layer with its heads fused, for all queries or for the rows asked for.
+
+    `rows` is the name of a span or positions a sample. The mean of probabilities is a probability;
+    any other fusion gives amounts. For every head by itself there is `seen.map(layer)`.
+    """
+    one = Seen([seen._one(layer)], seen.layout)
+    if rows is None:
+        return one.map(0).over_heads(fuse)
+    at, queries, keys = places(one, rows)
+    call = one.calls[0]
+    values = call.weights(at)
+    mask = call.visible(at)
+    if isinstance(at, Tensor):
+        there = (at >= 0).to(values.device)
+        values = values * there[:, None, :, None]
+        mask = hidden_rows(mask, there, len(keys))
+    return AttentionMap(values[:, None], keys, queries, mask, call.kind).over_heads(fuse)
+
+
+def places(seen: Seen, rows: Where | None) -> tuple[Index, Layout, Layout]:
+    """Where the rows asked for stand, their layout, and the layout of the keys."""
+    queries, keys = seen._layouts(seen.calls)
+    if rows is None:
+        return ALL, queries, keys
+    at, queries = _resolve(queries, rows)
+    if isinstance(at, Tensor) and len(at) != seen.calls[0].shape[0]:
+        raise ValueError(f"rows of {len(at)} samples for a batch of {seen.calls[0].shape[0]}")
+    if isinstance(at, Tensor) and bool((at >= seen.calls[0].shape[2]).any()):
+        raise ValueError(f"row {int(at.max())} is beyond the {seen.calls[0].shape[2]} queries")
+    return at, queries, keys
+
+
+def onto_itself(seen: Seen, what: str) -> None:
+    """Refuse what cannot be followed from layer to layer: cross-attention, weights of any sign."""
+    seen._some()
+    for call in seen.calls:
+        _, _, q, k = call.shape
+        if call.cross or q != k:
+            raise ValueError(
+                f"{what} needs self-attention of whole sequences, and {call.name or 'the model'} "
+                f"looks from {q} queries at {k} keys"
+                f"{' of another sequence' if call.cross else ''}; choose calls with where(...)"
+            )
+        if call.kind is Kind.SIGNED:
+            raise ValueError(
+                f"{what} follows shares of attention, and the weights of {call.name} were mixed "
+                "after their softmax"
+            )
+
+
+def shared_mask(seen: Seen, rows: Index = ALL) -> Bool[Tensor, "b #s k"] | None:
+    """Which keys each query may see in any of the layers; None when all see all."""
+    return _shared(seen.calls, rows, ALL)
+
+
+def hidden_rows(
+    mask: Bool[Tensor, "b #s k"] | None, there: Bool[Tensor, "b s"], k: int
+) -> Bool[Tensor, "b s k"] | None:
+    """The mask with the rows hidden that a sample does not have."""
+    if mask is None and bool(there.all()):
+        return None
+    b, s = there.shape
+    seen = there[..., None].expand(b, s, k)
+    return seen if mask is None else seen & mask.to(seen.device)
+
+
+def listed(at: Index, b: int, length: int, device: torch.device) -> Int[Tensor, "b s"]:
+    """Positions one row a sample, whether or not they are the same for all."""
+    if isinstance(at, Tensor):
+        return at.to(device)
+    return torch.arange(length, device=device)[at].expand(b, -1)
+
+
+def portions(count: int, size: int) -> Iterator[slice]:
+    """The slices that cut `count` rows into portions of at most `size`."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def portion_size(call: Call) -> int:
+    """How many rows of a call are worked on at a time: a few megabytes, more on a GPU."""
+    b, h, _, k = call.shape
+    return max(8, (1 << (20 if device_of(call).type == "cpu" else 25)) // (b * h * k))
+
+
+def device_of(call: Call) -> torch.device:
+    """Where the tensors of a call are."""
+    return (call.source.query if isinstance(call.source, Projected) else call.source.used).device

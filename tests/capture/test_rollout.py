@@ -1,0 +1,225 @@
+import pytest
+import torch
+from torch import Tensor
+
+from overt import attention
+from overt.attention import AttentionMap, Kind, words
+from overt.capture import rollout as module
+from overt.capture.call import Call, Projected, Route
+from overt.capture.maps import Fuse
+from overt.capture.rollout import rollout
+from overt.capture.seen import Seen
+from tests.capture.encoder import Encoder, inputs, padding, seen_of
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+MODELS = {
+    "plain": Encoder,
+    "causal": lambda: Encoder(causal=True),
+    "grouped": lambda: Encoder(groups=2),
+}
+# one way a portion size: decided by length, small portions that do not divide, all at once
+PORTIONS = [None, 3, 100]
+
+
+def gradients(found: Tensor, model: Encoder) -> list[Tensor]:
+    pull = torch.randn(found.shape, generator=torch.Generator().manual_seed(2)).double()
+    return list(
+        torch.autograd.grad(
+            (found * pull).sum(),
+            list(model.parameters()),
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "masked"),  # the kernel takes either a mask or is_causal
+    [("plain", False), ("plain", True), ("causal", False), ("grouped", False), ("grouped", True)],
+)
+@pytest.mark.parametrize("fuse", [torch.mean, torch.amax, torch.amin])
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("portion", PORTIONS)
+def test_rollout_is_that_of_stacked_maps_with_its_gradient(
+    name: str, masked: bool, fuse: Fuse, residual: bool, portion: int | None
+) -> None:
+    model = MODELS[name]()
+    seen, _ = seen_of(model, inputs(), padding() if masked else None)
+    expected = attention.rollout(seen.map(), fuse, residual).layer(-1)
+    found = rollout(seen, None, fuse, residual, portion=portion)
+    torch.testing.assert_close(found.values, expected.values, **EXACT)
+    assert found.kind is expected.kind
+    assert (found.mask is None) == (expected.mask is None)
+    if found.mask is not None and expected.mask is not None:
+        assert torch.equal(found.visible, expected.visible)
+    for mine, theirs in zip(
+        gradients(found.values, model), gradients(expected.values, model), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("portion", PORTIONS)
+@pytest.mark.parametrize("fuse", [torch.mean, torch.amax])
+def test_rows_travel_alone(name: str, portion: int | None, fuse: Fuse) -> None:
+    model = MODELS[name]()
+    seen, _ = seen_of(model, inputs())
+    rows = torch.tensor([[6, 2, 0], [1, -1, 5]])
+    found = rollout(seen, rows, fuse, portion=portion).check()
+    whole = rollout(seen, None, fuse, portion=portion)
+    at = rows.clamp_min(0)[:, None, None, :, None].expand(-1, 1, 1, -1, 7)
+    expected = whole.values.gather(3, at) * (rows >= 0)[:, None, None, :, None]
+    torch.testing.assert_close(found.values, expected, **EXACT)
+    assert found.rows[1].tolist() == [True, False, True]
+    for mine, theirs in zip(
+        gradients(found.values, model), gradients(expected, model), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, **EXACT)
+
+
+def test_without_a_gradient_nothing_changes() -> None:
+    seen, _ = seen_of(Encoder(), inputs(), padding())
+    for fuse in (torch.mean, torch.amax):
+        expected = rollout(seen, None, fuse)
+        with torch.no_grad():
+            found = rollout(seen, None, fuse, portion=2)
+        torch.testing.assert_close(found.values, expected.values, **EXACT)
+        assert not found.values.requires_grad
+
+
+def test_weights_that_a_model_wrote_out_roll_out_too() -> None:
+    model = Encoder()
+    fused, _ = seen_of(model, inputs(), padding())
+    written, _ = seen_of(model.written(), inputs(), padding())
+    assert {call.route for call in written} == {Route.SOFTMAX}
+    torch.testing.assert_close(rollout(written).values, rollout(fused).values, **EXACT)
+
+
+def test_a_span_by_name_gives_its_rows() -> None:
+    seen, _ = seen_of(Encoder(), inputs())
+    named = seen.within(words(3, "first") + words(4, "rest"))
+    found = rollout(named, "rest")
+    torch.testing.assert_close(found.values, rollout(seen).values[..., 3:, :], **EXACT)
+    assert found.block("rest", "first").values.shape == (2, 1, 1, 4, 3)
+
+
+def slow_discard(weights: Tensor, discard: float) -> Tensor:
+    """Row by row: the lowest share of the keys that are seen counts as nothing."""
+    kept = weights.clone()
+    for row in kept.reshape(-1, kept.shape[-1]):
+        there = [i for i in range(len(row)) if row[i] > 0]
+        for i in sorted(there, key=lambda i: float(row[i]))[: int(len(there) * discard)]:
+            row[i] = 0
+    return kept
+
+
+@pytest.mark.parametrize("discard", [0.3, 0.9])
+@pytest.mark.parametrize("portion", PORTIONS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_lowest_share_is_discarded_row_by_row(
+    discard: float, portion: int | None, causal: bool
+) -> None:
+    seen, _ = seen_of(Encoder(causal=causal), inputs())
+    fused = seen.map().weights.mean(dim=2, keepdim=True).detach()
+    stacked = AttentionMap(slow_discard(fused, discard), words(7), words(7), kind=Kind.AMOUNT)
+    expected = attention.rollout(stacked).layer(-1)
+    found = rollout(seen, discard=discard, portion=portion).check()
+    torch.testing.assert_close(found.values, expected.values, **EXACT)
+
+
+def test_a_row_without_keys_in_one_layer_only_keeps_itself() -> None:
+    """The closed form agrees with the plain product where one layer hides a row from all."""
+    shown = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    hidden = shown.clone()
+    hidden[..., 1, :] = False
+    calls = []
+    for allowed in (shown, hidden, shown):
+        q, k = torch.randn(2, 1, 2, 4, 3).double()
+        source = Projected(q, k, 0.5, allowed=allowed)
+        calls.append(Call("", torch.nn.Identity(), source, Route.SDPA, False))
+    seen = Seen(calls)
+    expected = attention.rollout(seen.map()).layer(-1)
+    for portion in PORTIONS:
+        found = rollout(seen, portion=portion)
+        torch.testing.assert_close(found.values, expected.values, **EXACT)
+
+
+def test_learned_biases_get_their_gradient() -> None:
+    bias = torch.randn(1, 2, 5, 5).double().requires_grad_()
+    calls = []
+    for _ in range(3):
+        q, k = torch.randn(2, 1, 2, 5, 3).double()
+        calls.append(
+            Call("", torch.nn.Identity(), Projected(q, k, 0.5, bias=bias), Route.SDPA, False)
+        )
+    seen = Seen(calls)
+    for portion in PORTIONS:
+        (mine,) = torch.autograd.grad(rollout(seen, portion=portion).values[..., 0].sum(), bias)
+        expected = attention.rollout(seen.map()).layer(-1).values[..., 0].sum()
+        (theirs,) = torch.autograd.grad(expected, bias)
+        torch.testing.assert_close(mine, theirs, **EXACT)
+
+
+def saved_bytes(portion: int | None, n: int) -> int:
+    """What the backward pass keeps beyond the queries and keys that the model keeps anyhow."""
+    q, k = torch.randn(2, 2, 1, 4, n, 8).unbind(0)
+    leaves = [one.clone().requires_grad_() for one in (*q, *k)]
+    sources = [Projected(leaves[i], leaves[i + 2], 0.3) for i in range(2)]
+    seen = Seen([Call("", torch.nn.Identity(), one, Route.SDPA, False) for one in sources])
+    found: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        rolled = rollout(seen, torch.tensor([[0]]), portion=portion)
+    assert rolled.values.requires_grad
+    own = {one.untyped_storage().data_ptr() for one in leaves}
+    return sum(size for at, size in found.items() if at not in own)
+
+
+def test_what_is_kept_grows_with_the_length_not_with_its_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short, long = saved_bytes(None, 128), saved_bytes(None, 512)
+    assert long < 5 * short
+    monkeypatch.setattr(module, "_in_closed_form", lambda *_: False)
+    assert saved_bytes(None, 512) > 8 * long  # whole weights, as they would be kept
+    assert saved_bytes(64, 512) < saved_bytes(None, 512) / 8  # made twice, the gradient by autograd
+
+
+def test_half_precision_sums_in_single() -> None:
+    q, k = torch.randn(2, 2, 1, 2, 40, 8).unbind(0)
+    exact = Seen(
+        [
+            Call("", torch.nn.Identity(), Projected(a, b, 0.3), Route.SDPA, False)
+            for a, b in zip(q.bfloat16().double(), k.bfloat16().double(), strict=True)
+        ]
+    )
+    leaves = [one.bfloat16().requires_grad_() for one in (*q, *k)]
+    half = Seen(
+        [
+            Call(
+                "", torch.nn.Identity(), Projected(leaves[i], leaves[i + 2], 0.3), Route.SDPA, False
+            )
+            for i in range(2)
+        ]
+    )
+    found = rollout(half)
+    assert found.values.dtype == torch.float32
+    torch.testing.assert_close(found.values.double(), rollout(exact).values, rtol=1e-5, atol=1e-6)
+    found.values.square().sum().backward()
+    assert all(one.grad is not None and one.grad.dtype == torch.bfloat16 for one in leaves)
+
+
+def test_what_cannot_be_rolled_out_is_refused() -> None:
+    seen, _ = seen_of(Encoder(), inputs())
+    with pytest.raises(ValueError, match=r"a share of 1.0 cannot be discarded"):
+        rollout(seen, discard=1.0)
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    crossing = Call("cross", torch.nn.Identity(), Projected(q, k, 1.0), Route.SDPA, True)
+    with pytest.raises(ValueError, match="looks from 3 queries at 5 keys of another sequence"):
+        rollout(Seen([crossing]))
