@@ -66,11 +66,11 @@ def rollout(
         state = state * (at >= 0).to(state.device)[..., None]
     for call in reversed(below):
         state = travel(state, call, mixed, portion)
-    reached = None if mask is None else _reached(mask.expand(b, q, q), at, residual, len(seen))
+    shown = None if mask is None else reached(mask.expand(b, q, q), at, residual, len(seen))
     if isinstance(at, Tensor):
-        reached = hidden_rows(reached, (at >= 0).to(state.device), len(keys))
+        shown = hidden_rows(shown, (at >= 0).to(state.device), len(keys))
     kind = Kind.PROBABILITY if residual else Kind.AMOUNT
-    return AttentionMap(state[:, None, None], keys, queries, reached, kind)
+    return AttentionMap(state[:, None, None], keys, queries, shown, kind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +275,7 @@ def _highest(
     return place >= (count * discard).floor()
 
 
-def _reached(
+def reached(
     visible: Bool[Tensor, "b q k"], at: Index, residual: bool, layers: int
 ) -> Bool[Tensor, "b s k"]:
     """Which inputs each row is led to by what every query may see, in at most so many steps."""

@@ -1,0 +1,187 @@
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from overt.attention import Kind, words
+from overt.capture.gradients import gradient_attention, relevance, slopes
+from overt.capture.watching import watch
+from tests.capture.encoder import Encoder, inputs, padding, seen_of
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+MODELS = {
+    "plain": Encoder,
+    "causal": lambda: Encoder(causal=True),
+    "grouped": lambda: Encoder(groups=2),
+}
+
+
+def eager(model: Encoder, x: Tensor, allowed: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and their gradients, by autograd on weights that were written out."""
+    model.written()(x, allowed)[:, 1].sum().backward()
+    maps = model.maps()
+    model.zero_grad()
+    return [one.detach() for one in maps], [one.grad for one in maps]
+
+
+def slow_relevance(weights: list[Tensor], gradients: list[Tensor]) -> Tensor:
+    """Chefer et al. 2021, equations 5 and 6, from the first layer up."""
+    b, _, n, _ = weights[0].shape
+    found = torch.eye(n).double().expand(b, n, n)
+    for layer, gradient in zip(weights, gradients, strict=True):
+        found = found + (gradient * layer).clamp(min=0).mean(dim=1) @ found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "masked"),
+    [("plain", False), ("plain", True), ("causal", False), ("grouped", False), ("grouped", True)],
+)
+def test_gradients_are_those_of_weights_written_out(name: str, masked: bool) -> None:
+    model, x = MODELS[name](), inputs()
+    allowed = padding() if masked else None
+    seen, scores = seen_of(model, x, allowed)
+    found = slopes(seen, scores[:, 1])
+    product = gradient_attention(seen, scores[:, 1]).check()
+    relevant = relevance(seen, scores[:, 1], portion=3).check()
+    assert all(one.grad is None for one in model.parameters())
+    weights, gradients = eager(model, x, allowed)
+    for one, layer, gradient in zip(found, weights, gradients, strict=True):
+        seeing = layer > 0  # a hidden weight has no gradient when written out with a mask of -inf
+        torch.testing.assert_close(one() * seeing, gradient * seeing, **EXACT)
+    expected = torch.stack([w * g for w, g in zip(weights, gradients, strict=True)], dim=1)
+    torch.testing.assert_close(product.values, expected, **EXACT)
+    torch.testing.assert_close(
+        relevant.values[:, 0, 0], slow_relevance(weights, gradients), **EXACT
+    )
+    assert (product.kind, relevant.kind) == (Kind.SIGNED, Kind.AMOUNT)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_alone_are_those_of_the_whole(name: str) -> None:
+    seen, scores = seen_of(MODELS[name](), inputs())
+    rows = torch.tensor([[6, 2], [1, -1]])
+    for make in (gradient_attention, relevance):
+        whole = make(seen, scores[:, 0])
+        found = make(seen, scores[:, 0], rows).check()
+        torch.testing.assert_close(found.values[0], whole.values[0][..., [6, 2], :], **EXACT)
+        torch.testing.assert_close(found.values[1][..., 0, :], whole.values[1][..., 1, :], **EXACT)
+        assert not found.values[1][..., 1, :].any() and not found.rows[1, 1]
+
+
+def test_rows_by_the_name_of_a_span() -> None:
+    seen, scores = seen_of(Encoder(), inputs())
+    named = seen.within(words(6, "text") + words(1, "class"))
+    found = relevance(named, scores[:, 2], "class")
+    torch.testing.assert_close(
+        found.values, relevance(seen, scores[:, 2]).values[..., 6:, :], **EXACT
+    )
+    assert found.block("class", "text").values.shape == (2, 1, 1, 1, 6)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_the_result_has_a_gradient_when_a_graph_is_asked_for(written: bool) -> None:
+    model, x = Encoder(layers=2), inputs(n=4)
+    if written:
+        model.written()
+
+    def value() -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            seen, scores = seen_of(model, x)
+            found = relevance(seen, scores[:, 1], create_graph=True)
+            return found.values.square().sum()
+
+    weight = model.blocks[0].attention.v.weight
+    (gradient,) = torch.autograd.grad(value(), weight)
+    with torch.no_grad():
+        step = 1e-6
+        weight[2, 3] += step
+    above = value().detach()
+    with torch.no_grad():
+        weight[2, 3] -= 2 * step
+    below = value().detach()
+    torch.testing.assert_close(gradient[2, 3], (above - below) / (2 * step), rtol=1e-5, atol=1e-7)
+
+
+def test_the_result_has_no_half_gradient_otherwise() -> None:
+    seen, scores = seen_of(Encoder(), inputs())
+    assert not relevance(seen, scores[:, 1]).values.requires_grad
+    assert not gradient_attention(seen, scores[:, 1]).values.requires_grad
+    scores.sum().backward()  # the graph is still there
+
+
+class Multi(nn.Module):
+    """`nn.MultiheadAttention`, fused or asked for its weights."""
+
+    def __init__(self, need: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.need = need
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=self.need)[0].sin().sum(dim=(1, 2))
+
+
+def test_multi_head_attention_by_both_of_its_ways() -> None:
+    found = []
+    x = inputs(n=5, width=8).requires_grad_()
+    torch.manual_seed(0)
+    model = Multi(need=False).double()
+    for need in (False, True):
+        model.need = need
+        with watch(model) as seen:
+            scores = model(x)
+        found.append(gradient_attention(seen, scores).values)
+    torch.testing.assert_close(*found, **EXACT)
+    assert found[0].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("way", ["sdpa", "eager", "overt"])
+def test_a_hugging_face_decoder_with_grouped_heads(way: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from overt.capture import interface
+
+    interface.register()
+    config = transformers.LlamaConfig(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+        attn_implementation="eager",
+    )
+    model = transformers.LlamaForCausalLM(config).double().eval()
+    ids = torch.randint(0, 20, (2, 6))
+    out = model(ids, output_attentions=True, use_cache=False)
+    for layer in out.attentions:
+        layer.retain_grad()
+    out.logits[:, -1, 3].sum().backward()
+    weights = [layer.detach() for layer in out.attentions]
+    gradients = [layer.grad for layer in out.attentions]
+    model.set_attn_implementation(way)
+    with watch(model) as seen:
+        logits = model(ids, use_cache=False).logits
+    found = relevance(seen, logits[:, -1, 3])
+    expected = slow_relevance(weights, gradients)
+    torch.testing.assert_close(found.values[:, 0, 0].double(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_model_without_a_gradient_is_refused_in_a_sentence() -> None:
+    model, x = Encoder(), inputs()
+    with torch.no_grad():
+        seen, scores = seen_of(model, x)
+    with pytest.raises(ValueError, match="the target has no gradient"):
+        relevance(seen, scores[:, 0])
+    with pytest.raises(ValueError, match="ran without a gradient"):
+        relevance(seen, model(x).sum())
+
+
+def test_a_target_of_another_pass_and_chosen_heads_are_refused() -> None:
+    model, x = Encoder(), inputs()
+    seen, scores = seen_of(model, x)
+    with pytest.raises(ValueError, match=r"does not depend on what blocks.0.attention gave out"):
+        relevance(seen, model(x).sum())
+    with pytest.raises(ValueError, match="take heads of the finished map"):
+        relevance(seen.heads([0]), scores[:, 0])
