@@ -121,8 +121,8 @@ def _match(tokenizer: Any, text: Text, found: list[int]) -> list[tuple[int, _Pla
             f"the tokens of a row are not those of its text {str(text)[:60]!r}; give the texts "
             "that were tokenised, after any chat template"
         )
-    own = zip(theirs, ours[cut : cut + len(theirs)], strict=True)
-    return [(at, place) for (_, at), (_, place) in own if place is not None]
+    both = zip(theirs, ours[cut : cut + len(theirs)], strict=True)
+    return [(at, place) for (_, at), (_, place) in both if place is not None]
 
 
 def _cut(ids: list[int], found: list[int], side: str) -> int | None:
