@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.capture.call import Projected, Route, default_scale
+from overt.capture.call import Projected, Route, Written, default_scale
 from overt.capture.edits import edited, edits_of
 from overt.capture.places import HERE
 from overt.capture.records import Record, remember
@@ -194,14 +195,28 @@ def _fused(
     )
 
 
-def _written_out(module: nn.Module, source: Projected, value: Tensor, dropout: float) -> Tensor:
+def _written_out(
+    module: nn.Module, source: Projected | Written, value: Tensor, dropout: float
+) -> Tensor:
     """Attention with a cap or sinks, and its record for whoever watches."""
     if not HERE.watchers:
         return edited(module, Route.INTERFACE, source, value, dropout, [])[1]
     edits = edits_of(module)
-    changed, output = edited(module, Route.INTERFACE, source, value, dropout, edits)
-    remember(Record(module, Route.INTERFACE, changed, value, output, HERE.cross))
+    source, output = edited(module, Route.INTERFACE, source, value, dropout, edits)
+    if isinstance(source, Projected):
+        source = replace(source, key=_lasting(source.key))
+    remember(Record(module, Route.INTERFACE, source, _lasting(value), output, HERE.cross))
     return output
+
+
+def _lasting(tensor: Tensor) -> Tensor:
+    """Keys or values that stay what they are: a static cache writes over its own memory.
+
+    What was written to in place once will be again; where there is a gradient, autograd objects.
+    """
+    if torch.compiler.is_compiling() or tensor.requires_grad:
+        return tensor
+    return tensor.clone() if tensor.is_inference() or tensor._version else tensor
 
 
 # --- models on kernels that cannot be seen
