@@ -150,7 +150,7 @@ def merged_layout(grids: Sequence[Size], merge: int, photos: Photos | None) -> L
 
 def _share(
     taken: Bool[Tensor, "b n"], shares: Sequence[int]
-) -> list[tuple[int, Int[Tensor, " n"]]]:
+) -> list[tuple[int, Int[Tensor, " _"]]]:
     """The sample of each photo or tile, and the positions of its tokens there, in order."""
     counts = taken.sum(dim=1).tolist()
     if sum(counts) != sum(shares):
@@ -199,7 +199,7 @@ def _covering(geometry: PixelGeometry, photos: Photos, rows: Sequence[int | None
 
 
 def _put_together(
-    photos: Photos, details: Sequence[Int[Tensor, "r c"]], base: Size, side: int
+    photos: Photos, details: Sequence[Int[Tensor, "_ _"]], base: Size, side: int
 ) -> PixelGeometry:
     """The geometry of the tiles of each photo as one picture, cut to the cells that are left."""
     cell = side / base[0]

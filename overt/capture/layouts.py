@@ -290,7 +290,8 @@ def _embedded(
         grid = patches.grid((pixels.shape[-2], pixels.shape[-1]))
         whole = getattr(model.config, "vision_feature_select_strategy", "default") == "full"
         spans = grid_spans(taken, [grid] * len(pixels), photos, patches.lead if whole else 0)
-        parts["vision"] = _vision(tower, inputs, photos)
+        geometry = None if photos is None else photos.tiles.geometries[0]  # a row a photo
+        parts["vision"] = vision_layout(tower, (pixels.shape[-2], pixels.shape[-1]), geometry)
     elif tower is not None and pixels.ndim == 5 and hasattr(model.config, "scale_factor"):
         shrunk = [side // model.config.scale_factor for side in _grid(tower, pixels)]
         spans = tile_spans(taken, (shrunk[0], shrunk[1]), photos)
