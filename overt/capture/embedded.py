@@ -30,15 +30,22 @@ class Photos:
 
 
 def grid_spans(
-    taken: Bool[Tensor, "b n"], grids: Sequence[Size], photos: Photos | None, lead: int = 0
+    taken: Bool[Tensor, "b n"],
+    grids: Sequence[Size],
+    cell: Size,
+    photos: Photos | None,
+    lead: int = 0,
 ) -> list[Span]:
     """The cells of each photo, row by row, for photos of these grids in the order of the batch.
 
-    `lead` tokens stand before the cells of each photo (a class token).
+    A cell is `cell` pixels of the canvas; `lead` tokens stand before the cells of each photo (a
+    class token).
     """
     shares = [lead + rows * columns for rows, columns in grids]
     found = _share(taken, shares)
     owners = _owners(found, photos)
+    if photos is not None:
+        _same_cells(photos, grids, cell)
     spans = []
     for number in range(max(len(of_one) for of_one in owners)):
         positions: list[Tensor | None] = []
@@ -49,12 +56,15 @@ def grid_spans(
             positions.append(None if row is None else found[row][1][lead:].reshape(grids[row]))
         geometry = None
         if photos is not None:
-            geometry = _covering(empty(photos.tiles.geometries[0], rows), photos, rows)
+            whole = empty(photos.tiles.geometries[0], rows)
+            geometry = _covering(whole, [p for p in positions if p is not None], cell)
         spans.append(cells_span(_named("image", number, owners), positions, geometry))
     return spans
 
 
-def tile_spans(taken: Bool[Tensor, "b n"], grid: Size, photos: Photos | None) -> list[Span]:
+def tile_spans(
+    taken: Bool[Tensor, "b n"], grid: Size, cell: Size, photos: Photos | None
+) -> list[Span]:
     """The cells of each tile, for tiles that all have one grid (Idefics3, SmolVLM)."""
     if photos is None:
         raise ValueError("tiles are counted by the photos; give images= and processor=")
@@ -76,7 +86,8 @@ def tile_spans(taken: Bool[Tensor, "b n"], grid: Size, photos: Photos | None) ->
                 None if row is None else found[first[row] + tile][1].reshape(grid) for row in rows
             ]
             name = _named("image", number, photos.rows) + f" tile {tile + 1}"
-            spans.append(cells_span(name, positions, empty(geometry, rows)))
+            there = [p for p in positions if p is not None]
+            spans.append(cells_span(name, positions, _covering(empty(geometry, rows), there, cell)))
     return spans
 
 
@@ -104,6 +115,8 @@ def anyres_spans(
         )
     side = int(model.config.vision_config.image_size)
     base = patches.grid((side, side))
+    if (base[0] * patches.patch[0], base[1] * patches.patch[1]) != (side, side):
+        raise ValueError(f"patches of {patches.patch} do not fill tiles of {side} pixels")
     details = []
     for size in inputs["image_sizes"].tolist():
         down, across = get_anyres_image_grid_shape(size, model.config.image_grid_pinpoints, side)
@@ -191,11 +204,22 @@ def _named(name: str, number: int, owners: Sequence[Sequence[int]]) -> str:
     return name if max(len(of_one) for of_one in owners) == 1 else f"{name} {number + 1}"
 
 
-def _covering(geometry: PixelGeometry, photos: Photos, rows: Sequence[int | None]) -> PixelGeometry:
-    """The geometry on the largest canvas of these photos alone, as their grid is the largest."""
-    shown = photos.tiles.canvases[[row for row in rows if row is not None], 0]
-    height, width = shown.amax(dim=0).tolist()
-    return geometry.crop(0, 0, height, width)
+def _covering(
+    geometry: PixelGeometry, positions: Sequence[Int[Tensor, "_ _"]], cell: Size
+) -> PixelGeometry:
+    """The geometry on as much of the canvas as the largest of these grids of cells covers."""
+    rows, columns = (max(p.shape[axis] for p in positions) for axis in (0, 1))
+    return geometry.crop(0, 0, rows * cell[0], columns * cell[1])
+
+
+def _same_cells(photos: Photos, grids: Sequence[Size], cell: Size) -> None:
+    """The canvases that the processor makes are those that the model cut into these grids."""
+    for canvas, grid in zip(photos.tiles.canvases[:, 0].tolist(), grids, strict=True):
+        if (canvas[0] // cell[0], canvas[1] // cell[1]) != grid:
+            raise ValueError(
+                f"the processor makes a canvas of {tuple(canvas)} pixels, and the model was given "
+                f"{grid} cells of {cell}; were the photos or the settings of the processor others?"
+            )
 
 
 def _put_together(

@@ -279,29 +279,31 @@ def _embedded(
     tower = module_at(model, *VISION)
     pixels = inputs["pixel_values"]
     if "image_grid_thw" in inputs:
-        merge = int(model.config.vision_config.spatial_merge_size)
+        vision = model.config.vision_config
+        merge = int(vision.spatial_merge_size)
         grids = [(int(h), int(w)) for _, h, w in inputs["image_grid_thw"].tolist()]
-        spans = grid_spans(taken, [(h // merge, w // merge) for h, w in grids], photos)
-        parts["vision"] = merged_layout(grids, merge, photos)
+        cell = (int(vision.patch_size) * merge,) * 2
+        spans = grid_spans(taken, [(h // merge, w // merge) for h, w in grids], cell, photos)
+        if not hasattr(vision, "window_size"):  # Qwen2.5-VL sorts its patches by windows
+            parts["vision"] = merged_layout(grids, merge, photos)
     elif "image_sizes" in inputs and pixels.ndim == 5 and tower is not None:
         spans = anyres_spans(model, taken, inputs, photos, patches_of(tower))
     elif tower is not None and pixels.ndim == 4:
         patches = patches_of(tower)
-        grid = patches.grid((pixels.shape[-2], pixels.shape[-1]))
+        canvas = (pixels.shape[-2], pixels.shape[-1])
+        grids = [patches.grid(canvas)] * len(pixels)
         whole = getattr(model.config, "vision_feature_select_strategy", "default") == "full"
-        spans = grid_spans(taken, [grid] * len(pixels), photos, patches.lead if whole else 0)
+        spans = grid_spans(taken, grids, patches.patch, photos, patches.lead if whole else 0)
         geometry = None if photos is None else photos.tiles.geometries[0]  # a row a photo
-        parts["vision"] = vision_layout(tower, (pixels.shape[-2], pixels.shape[-1]), geometry)
+        parts["vision"] = vision_layout(tower, canvas, geometry)
     elif tower is not None and pixels.ndim == 5 and hasattr(model.config, "scale_factor"):
-        shrunk = [side // model.config.scale_factor for side in _grid(tower, pixels)]
-        spans = tile_spans(taken, (shrunk[0], shrunk[1]), photos)
+        patches, merge = patches_of(tower), int(model.config.scale_factor)
+        rows, columns = patches.grid((pixels.shape[-2], pixels.shape[-1]))
+        cell = (patches.patch[0] * merge, patches.patch[1] * merge)
+        spans = tile_spans(taken, (rows // merge, columns // merge), cell, photos)
     else:
         raise ValueError(
             f"how {model.config.model_type} puts photos among its words is not known here; {HAND}"
         )
     spans += words.spans(ids, mask, taken)
     return {"language": Layout(tuple(spans), ids.shape[1]), **parts}
-
-
-def _grid(tower: nn.Module, pixels: Tensor) -> tuple[int, int]:
-    return patches_of(tower).grid((pixels.shape[-2], pixels.shape[-1]))

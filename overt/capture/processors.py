@@ -21,8 +21,10 @@ COIN_TOSSES = 8  # a mirror tossed with a coin comes out the same twice half the
 def image_geometry(processor: Any, sizes: Sequence[Size]) -> PixelGeometry:
     """Where a Hugging Face processor puts photos of each (height, width) on its canvas.
 
-    `processor` is an image processor, or a processor that has one. Photos that become canvases of
-    different sizes share the largest, padded below and on the right, as processors pad a batch.
+    `processor` is an image processor, or a processor that has one; settings that are given at each
+    call are given by `functools.partial(processor, do_center_crop=False)`. Photos that become
+    canvases of different sizes share the largest, padded below and on the right, as processors pad
+    a batch.
     """
     return _alone(tile_geometries(processor, sizes), processor)
 

@@ -257,3 +257,22 @@ def test_a_class_token_among_the_image_tokens_is_no_cell():
     ids = torch.tensor([[1] + [TOKEN] * 17])
     layout = layouts_of(model, {**given, "input_ids": ids})["language"]
     assert layout.find("image").index == slice(2, 18)
+
+
+def test_a_rest_of_the_canvas_that_fills_no_patch_is_no_part_of_a_cell():
+    model, images = llava()
+    images.crop_size = {"height": 37, "width": 37}
+    images.size = {"height": 37, "width": 37}
+    given = dict(images([photo((37, 37))], return_tensors="pt"))
+    inputs = {**given, "input_ids": torch.tensor([[TOKEN] * 16])}
+    image = layouts_of(model, inputs, processor=images, images=[(37, 37)])["language"].find("image")
+    assert image.geometry.cells((4, 4))[0, 5].tolist() == [8, 8, 16, 16]
+
+
+def test_a_processor_with_other_settings_is_found_out():
+    model, images = llava()
+    given = dict(images([photo(SIZES[0])], return_tensors="pt"))
+    images.crop_size = {"height": 64, "width": 64}
+    inputs = {**given, "input_ids": torch.tensor([[TOKEN] * 16])}
+    with pytest.raises(ValueError, match="settings of the processor"):
+        layouts_of(model, inputs, processor=images, images=SIZES[:1])

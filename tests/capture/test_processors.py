@@ -1,6 +1,7 @@
 """A bright square is drawn on a photo, goes through the real processor, and is found again."""
 
 import importlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -223,6 +224,11 @@ def test_a_processor_of_pictures_and_text_is_asked_for_its_pictures():
         image_processor = build("clip")
 
     assert image_geometry(Both(), [(90, 140)]).canvas == (224, 224)
+
+
+def test_settings_of_a_call_are_bound_to_the_processor():
+    bound = partial(build("clip"), do_center_crop=False)
+    assert image_geometry(bound, [(100, 200)]).canvas == (224, 448)
 
 
 def test_tiles_are_not_one_geometry():
