@@ -18,7 +18,7 @@ from torch import Tensor
 
 from overt.attention import Kind
 
-Index = slice | Int[Tensor, "b n"]  # positions, the same for every sample or one row a sample
+Index = slice | Int[Tensor, "b _"]  # positions, the same for every sample or one row a sample
 ALL = slice(None)
 
 # score_mod of FlexAttention: (score, b, h, q, k) -> score, on tensors that broadcast
@@ -98,7 +98,9 @@ class Projected:
             scores = rearrange(scores, "b g n s r -> b (g n) s r") * self.scale
             return self.shaped(scores, rows, keys)
 
-    def shaped(self, scores: Float[Tensor, "b h s r"], rows: Index, keys: Index) -> Tensor:
+    def shaped(
+        self, scores: Float[Tensor, "*l b h s r"], rows: Index, keys: Index
+    ) -> Float[Tensor, "*l b h s r"]:
         """Scaled products after the cap, the biases and the masks of this call."""
         b, _, q, k = self.shape
         if self.softcap is not None:

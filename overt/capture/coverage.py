@@ -24,7 +24,7 @@ def verify(
 ) -> None:
     """Raise `Unseen` when a module of `expected` ran more often than it was seen, or nothing was.
 
-    `bare` is the model inside `model`, when that is compiled or wrapped; `events` are what happened,
+    `bare` is the model inside `model`, if that is compiled or wrapped; `events` are what happened,
     and `taken` the modules whose calls were handed over as they came.
     """
     if any(isinstance(event, tuple) and event[0] is FLEX for event in events):
@@ -58,14 +58,14 @@ def _nothing(kind: str, called: bool, expected: list[str]) -> str:
             "Was only a part of it called?"
         )
     return (
-        f"{kind} has no attention that could be seen: no module is named like attention, and nothing "
+        f"{kind} has no attention that could be seen: no module is named like it, and nothing "
         "took a softmax and multiplied it with values. For convolutional networks there are "
         "class_activation, grad_cam and rise in overt.capture."
     )
 
 
 _COMPILED = (
-    "Attention that is written out, softmax and product, is not seen inside a compiled model; watch "
+    "Attention that is written out, softmax and product, is not seen in a compiled model; watch "
     "the model itself and not the compiled one, or use scaled_dot_product_attention."
 )
 

@@ -6,6 +6,7 @@ known by its softmax and by the product with the values. Nothing is computed tha
 compute, unless an edit asks for the weights.
 """
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -36,13 +37,32 @@ class Watching(TorchFunctionMode):
             return _flex(func, args, kwargs)
         if not HERE.stack:
             return func(*args, **kwargs)
+        if not torch.compiler.is_compiling() and _in_a_graph():
+            return func(*args, **kwargs)  # it was seen when the graph was made
         if func is F.scaled_dot_product_attention:
             return attend(HERE.stack[-1], Route.SDPA, *args, **kwargs)
         if func is F.multi_head_attention_forward:
             return _multi_head(self, args, kwargs)
-        if not torch.compiler.is_compiling() and func in written.FUNCTIONS:
+        if torch.compiler.is_compiling():
+            return _compiled(func, args, kwargs)
+        if func in written.FUNCTIONS:
             return written.follow(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _in_a_graph() -> bool:
+    """Whether the function is called by a compiled graph at work, as the "eager" backend does."""
+    frame = sys._getframe(2)
+    if not frame.f_code.co_filename.startswith("<eval_with_key>"):
+        return False
+    return hasattr(frame.f_locals.get("self"), "compile_subgraph_reason")
+
+
+def _compiled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function in a graph; `unflatten` calls its parent class, which would break the graph."""
+    if func is Tensor.unflatten:
+        return args[0].unflatten(*args[1:], **kwargs)
+    return func(*args, **kwargs)
 
 
 def attend(

@@ -2,7 +2,7 @@
 
 Hooks keep a stack of the modules at work, one a thread. They hold no state of their own, so that a
 graph compiled while one watcher was at work is right for every later one. Events are a chain of
-pairs, not a list: a compiled graph would be bound to the length of a list.
+links, not a list: a compiled graph would be bound to the length of a list.
 """
 
 import re
@@ -23,23 +23,31 @@ _NOT_ATTENDING = re.compile(
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|attn_pool|probe", re.IGNORECASE)
 
 
+class Link:
+    """One event, and what was before it."""
+
+    def __init__(self, before: "Link | None", event: Any) -> None:
+        self.before = before
+        self.event = event
+
+
 class Chain:
-    """What happened, as pairs (before, event); a compiled graph can add to it."""
+    """What happened, the last event first; a compiled graph can add to it."""
 
     def __init__(self) -> None:
-        self.last: tuple[Any, Any] | None = None
+        self.last = Link(None, None)
 
     def add(self, event: Any) -> None:
         """One more event."""
-        self.last = (self.last, event)
+        self.last = Link(self.last, event)
 
-    def since(self, mark: tuple[Any, Any] | None) -> list[Any]:
+    def since(self, mark: Link | None) -> list[Any]:
         """The events after `mark`, oldest first."""
         found = []
-        node = self.last
-        while node is not None and node is not mark:
-            node, event = node
-            found.append(event)
+        link = self.last
+        while link is not mark and link.before is not None:
+            found.append(link.event)
+            link = link.before
         return found[::-1]
 
 
@@ -60,15 +68,20 @@ HERE = Here()
 FLEX = "flex"  # marks the event of a call that does not know its module
 
 
+def _at_work(module: nn.Module) -> bool:
+    """Whether this module has said so; a copy of a watched model has our hooks twice."""
+    return bool(HERE.stack) and HERE.stack[-1] is module
+
+
 def _entering(module: nn.Module, inputs: Any) -> None:
     """A forward pre-hook: this module is at work."""
-    if HERE.watchers:
+    if HERE.watchers and not _at_work(module):
         HERE.stack.append(module)
 
 
 def _entering_attention(module: nn.Module, inputs: Any) -> None:
     """A forward pre-hook of a module that should be seen attending."""
-    if HERE.watchers:
+    if HERE.watchers and not _at_work(module):
         HERE.stack.append(module)
         if torch.compiler.is_compiling() or checkpoints.current() is not checkpoints.Pass.AGAIN:
             HERE.events.add(module)
@@ -76,14 +89,14 @@ def _entering_attention(module: nn.Module, inputs: Any) -> None:
 
 def _leaving(module: nn.Module, inputs: Any, output: Any) -> None:
     """A forward hook: this module is done, and so is whatever an error left above it."""
-    while HERE.stack and HERE.stack.pop() is not module:
+    while module in HERE.stack and HERE.stack.pop() is not module:
         pass
     if torch.compiler.is_compiling():
         return
     loose = []
-    while HERE.events.last is not None and _loose(HERE.events.last[1]):
-        HERE.events.last, event = HERE.events.last
-        loose.append((FLEX, module, *event[2:]))
+    while HERE.events.last.before is not None and _loose(HERE.events.last.event):
+        loose.append((FLEX, module, *HERE.events.last.event[2:]))
+        HERE.events.last = HERE.events.last.before
     for event in reversed(loose):
         HERE.events.add(event)
     if HERE.traces:

@@ -12,7 +12,7 @@ from overt.attention import AttentionMap, Form, Kind, Layout, Span
 from overt.capture.call import ALL, Call, Index, Projected, take
 
 State = TypeVar("State")
-Where = str | Int[Tensor, "b n"]  # the name of a span, or positions, -1 where a sample has none
+Where = str | Int[Tensor, "b _"]  # the name of a span, or positions, -1 where a sample has none
 Layouts = Layout | tuple[Layout, Layout]  # of both axes, or of queries and of keys
 
 

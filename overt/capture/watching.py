@@ -18,6 +18,7 @@ from overt.capture.edits import Bias, Edit
 from overt.capture.mode import Watching
 from overt.capture.places import (
     HERE,
+    Chain,
     attention_modules,
     choose,
     hook,
@@ -135,7 +136,7 @@ class Session:
         if not HERE.watchers:
             HERE.stack.clear()
             HERE.traces.clear()
-            HERE.events.last = None
+            HERE.events = Chain()
 
     # --- what the routes ask
 

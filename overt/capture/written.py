@@ -160,7 +160,9 @@ def _meet(
     if edits:
         source = changed(trace.module, Route.SOFTMAX, source, values, edits)
         weights = source.weights().reshape(args[place].shape).to(args[place].dtype)
-        weights = F.dropout(weights, trace.rate, training=trace.clean is not trace.tensor)
+        if trace.clean is not trace.tensor:  # what dropout has dropped stays dropped
+            kept = (trace.tensor != 0) | (trace.clean == 0)
+            weights = weights * kept / (1 - trace.rate)
         args = (*args[:place], weights, *args[place + 1 :])
     output = func(*args, **kwargs)
     if not trace.origin.met:

@@ -1,0 +1,120 @@
+"""What holds for compiled models, run by `test_mode.py` in a process of its own."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from overt.capture import Bias, Route, Unseen, watch
+from tests.capture.toys import FusedAttention, Stack, WrittenAttention
+
+
+def check_a_compiled_model_is_seen_with_one_more_graph(x):
+    torch._dynamo.reset()
+    model = Stack(FusedAttention(), FusedAttention()).eval()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter)
+    plain = compiled(x)
+    watcher = watch(compiled)
+    for turn in range(20):
+        with watcher if turn % 2 else watch(compiled) as seen:
+            out = compiled(x)
+    assert counter.frame_count == 2
+    torch.testing.assert_close(out, plain)
+    with watch(model) as direct:
+        model(x)
+    assert seen.names == direct.names == ("layers.0", "layers.1")
+    torch.testing.assert_close(seen.map().weights, direct.map().weights)
+    mine = torch.autograd.grad(seen.map().weights.square().sum(), model.layers[0].query.weight)
+    theirs = torch.autograd.grad(direct.map().weights.square().sum(), model.layers[0].query.weight)
+    torch.testing.assert_close(mine, theirs)
+
+
+def check_calling_a_compiled_model_again_and_again_makes_no_more_graphs(x):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(Stack(FusedAttention()).eval(), backend=counter)
+    with watch(compiled) as seen:
+        for _ in range(12):
+            compiled(x)
+    assert [call.step for call in seen] == list(range(12))
+    assert counter.frame_count <= 3
+
+
+def check_edits_are_compiled_too(x):
+    torch._dynamo.reset()
+    model = Stack(FusedAttention(), FusedAttention()).eval()
+    compiled = torch.compile(model, backend="aot_eager")
+    bias = torch.randn(6)
+    for edit in (Bias(lambda call: bias), lambda call, weights: weights.flip(-1)):
+        with watch(model, edit=edit):
+            expected = model(x)
+        with watch(compiled, edit=edit):
+            torch.testing.assert_close(compiled(x), expected)
+
+
+def check_compiled_multi_head_attention_is_seen_and_written_attention_is_refused(x):
+    torch._dynamo.reset()
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    compiled = torch.compile(model, backend="aot_eager")
+    with watch(model) as direct:
+        model(x)
+    with watch(compiled) as seen:
+        compiled(x)
+    torch.testing.assert_close(seen.map().weights, direct.map().weights)
+    by_hand = torch.compile(Stack(WrittenAttention()).eval(), backend="eager")
+    with pytest.raises(Unseen, match="watch the model itself"), watch(by_hand):
+        by_hand(x)
+
+
+class Flexible(nn.Module):
+    """FlexAttention with a learned slope and a causal block mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor([0.1, -0.2]))
+        self.mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 16, 16, device="cpu")
+
+    def forward(self, x):
+        return flex_attention(
+            x,
+            x,
+            x,
+            score_mod=lambda s, b, h, q, k: s + self.slope[h] * (q - k),
+            block_mask=self.mask,
+        )
+
+
+def check_flex_attention_asks_its_score_function_again(x):
+    model, x = Flexible(), torch.randn(2, 2, 16, 8)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        plain = model(x)
+        with watch(model) as seen:
+            out = model(x)
+        with (
+            pytest.raises(NotImplementedError, match="FlexAttention cannot be edited"),
+            watch(model, edit=lambda call, weights: weights),
+        ):
+            model(x)
+        with watch(model, each=lambda call: call.route) as taken:
+            model(x)
+    assert torch.equal(out, plain) and seen.calls[0].route is Route.FLEX
+    assert taken.kept == [Route.FLEX]
+    torch.testing.assert_close(seen.map().weights[:, 0] @ x, out)
+    rows = torch.tensor([[9, 3]] * 2)
+    block = seen.block(rows, torch.arange(4).repeat(2, 1))
+    torch.testing.assert_close(block.weights, seen.map().weights[..., [9, 3], :4])
+    assert seen.calls[0].causal
+
+
+if __name__ == "__main__":
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            torch.manual_seed(1)
+            check(torch.randn(2, 6, 16))
+            print(name)

@@ -1,0 +1,188 @@
+"""One call gives any part of its weights without the rest."""
+
+import math
+
+import pytest
+import torch
+
+from overt.attention import Kind
+from overt.capture.call import ALL, Call, Projected, Route, Written, default_scale, take
+
+
+def projected(b=2, h=4, g=2, q=5, k=7, d=6, **more):
+    torch.manual_seed(0)
+    query = torch.randn(b, h, q, d, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(b, g, k, d, dtype=torch.float64, requires_grad=True)
+    return Projected(query, key, 1 / math.sqrt(d), **more)
+
+
+def slow(source, sample, head, i, j):
+    """One score, without matrices."""
+    group = head // (source.query.shape[1] // source.key.shape[1])
+    return (source.query[sample, head, i] @ source.key[sample, group, j]).item() * source.scale
+
+
+def test_scores_are_the_scaled_products_of_the_right_heads():
+    source = projected()
+    scores = source.scores()
+    for sample, head, i, j in [(0, 0, 0, 0), (1, 1, 4, 6), (0, 2, 3, 1), (1, 3, 2, 5)]:
+        assert scores[sample, head, i, j].item() == pytest.approx(slow(source, sample, head, i, j))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+def test_a_block_is_a_part_of_the_whole(causal, sinks, softcap):
+    extra = {"sinks": torch.randn(4, dtype=torch.float64)} if sinks else {}
+    source = projected(causal=causal, softcap=softcap, **extra)
+    rows = torch.tensor([[0, 3], [4, 1]])
+    whole = source.weights()
+    part = source.weights(rows, slice(2, 6))
+    for sample in range(2):
+        expected = whole[sample][:, rows[sample]][:, :, 2:6]
+        torch.testing.assert_close(part[sample], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(source.log_weights(rows, slice(2, 6)).exp(), part)
+
+
+def test_sinks_take_their_share_and_give_nothing():
+    sinks = torch.tensor([0.0, 1.0, -1.0, 2.0], dtype=torch.float64)
+    source = projected(sinks=sinks)
+    scores = source.scores()
+    with_sink = torch.cat([scores, sinks[None, :, None, None].expand(2, 4, 5, 1)], dim=-1)
+    torch.testing.assert_close(source.weights(), with_sink.softmax(-1)[..., :-1])
+    assert source.kind is Kind.SUBPROBABILITY
+
+
+def test_a_row_that_sees_nothing_is_zero_with_a_finite_gradient():
+    allowed = torch.ones(2, 1, 5, 7, dtype=torch.bool)
+    allowed[1, :, 2] = False
+    source = projected(allowed=allowed)
+    weights = source.weights()
+    assert not weights[1, :, 2].any()
+    weights.square().sum().backward()
+    assert source.query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (1, 1, 5, 7), (2, 1, 1, 7), (2, 4, 5, 7)])
+def test_biases_of_any_shape_are_cut_with_the_block(shape):
+    bias = torch.randn(shape, dtype=torch.float64)
+    source = projected(bias=bias)
+    rows, keys = torch.tensor([[1, 2], [0, 4]]), torch.tensor([[6, 0, 3], [1, 1, 5]])
+    expected = projected().scores() + bias
+    found = source.scores(rows, keys)
+    for sample in range(2):
+        part = expected[sample][:, rows[sample]][:, :, keys[sample]]
+        torch.testing.assert_close(found[sample], part)
+
+
+def test_causal_counts_from_the_first_key_as_sdpa_does():
+    source = projected(causal=True)
+    value = torch.randn(2, 2, 7, 3, dtype=torch.float64)
+    fused = torch.nn.functional.scaled_dot_product_attention(
+        source.query, source.key, value, is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(source.weights() @ value.repeat_interleave(2, dim=1), fused)
+
+
+def test_heads_are_chosen_with_their_keys_and_biases():
+    source = projected(bias=torch.randn(4, 5, 7, dtype=torch.float64))
+    torch.testing.assert_close(source.heads([3, 0]).weights(), source.weights()[:, [3, 0]])
+
+
+def test_score_functions_see_the_true_positions():
+    source = projected(
+        modify=lambda score, b, h, q, k: score + b + 10 * h + 100 * q - k,
+        allow=lambda b, h, q, k: k >= q,
+    )
+    rows = torch.tensor([[4], [2]])
+    scores = source.scores(rows, slice(3, 6)).detach()
+    assert float(scores[0, 1, 0, 2]) == pytest.approx(slow(source, 0, 1, 4, 5) + 10 + 400 - 5)
+    assert float(scores[0, 1, 0, 0]) == -math.inf
+    assert float(scores[1, 3, 0, 0]) == pytest.approx(slow(source, 1, 3, 2, 3) + 31 + 200 - 3)
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        source.heads([0])
+
+
+def test_arithmetic_is_at_least_float32_also_under_autocast():
+    query, key = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
+    exact = Projected(query.double(), key.double(), 0.5).weights()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = Projected(query, key, 0.5).weights()
+        half = Projected(query.bfloat16(), key.bfloat16(), 0.5).weights()
+    assert found.dtype == half.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-6)
+
+
+def test_written_weights_with_a_sink_cut_off():
+    logits = torch.randn(2, 3, 4, 6)
+    used = logits.softmax(-1)[..., :-1]
+    source = Written(used, Kind.SUBPROBABILITY, logits, dropped=1)
+    torch.testing.assert_close(source.log_weights().exp(), used)
+    torch.testing.assert_close(source.scores(), logits[..., :-1])
+    assert source.heads([2]).shape == (2, 1, 4, 5)
+
+
+def test_mixed_weights_have_no_logarithm_and_amounts_have():
+    used = torch.randn(1, 1, 2, 3)
+    with pytest.raises(ValueError, match="mixed after the softmax"):
+        Written(used, Kind.SIGNED).scores()
+    amounts = Written(torch.tensor([[[[0.0, 2.0]]]]), Kind.AMOUNT)
+    assert amounts.scores()[0, 0, 0].tolist() == [-math.inf, pytest.approx(math.log(2))]
+
+
+def call(source, **more):
+    return Call("m", torch.nn.Identity(), source, Route.SDPA, cross=False, **more)
+
+
+def test_visible_reads_masks_of_every_form():
+    hidden = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
+    hidden[1, ..., 4:] = True
+    low = torch.zeros(2, 1, 1, 7).masked_fill(hidden, torch.finfo(torch.float32).min)
+    inf = torch.zeros(2, 1, 1, 7).masked_fill(hidden, -torch.inf)
+    expected = ~hidden[:, 0]
+    for source in (projected(allowed=~hidden), projected(bias=low), projected(bias=inf)):
+        assert call(source).visible().tolist() == expected.tolist()
+    logits = (torch.randn(2, 3, 5, 7) + low).float()
+    written = call(Written(logits.softmax(-1), Kind.PROBABILITY, logits))
+    assert written.visible().tolist() == expected.expand(2, 5, 7).tolist()
+    assert call(projected()).visible() is None
+
+
+def test_a_row_of_low_scores_is_spread_evenly_and_all_of_it_is_seen():
+    low = torch.full((2, 1, 5, 7), torch.finfo(torch.float32).min)
+    assert call(projected(bias=low)).visible().all()
+
+
+def test_causal_is_found_in_a_mask_too():
+    lower = torch.ones(5, 5, dtype=torch.bool).tril()
+    assert call(projected(k=5, allowed=lower)).causal
+    assert not call(projected(k=5)).causal
+    assert call(projected(causal=True)).causal
+
+
+def test_a_head_that_is_not_there_is_said():
+    with pytest.raises(ValueError, match=r"heads 0 to 3, not \[4\]"):
+        call(projected()).heads([4])
+    torch.testing.assert_close(
+        call(projected()).heads([-1]).weights(), projected().weights()[:, 3:]
+    )
+
+
+def test_take_reads_the_first_where_a_position_is_absent():
+    values = torch.arange(6.0).reshape(1, 1, 3, 2)
+    assert take(values, torch.tensor([[2, -1]]), 2).tolist() == [[[[4, 5], [0, 1]]]]
+    assert take(values, ALL, 2) is values
+    assert default_scale(torch.zeros(1, 16)) == 0.25
+
+
+def test_gradients_of_a_block_are_those_of_the_whole_map():
+    source = projected(causal=True)
+    rows = torch.tensor([[1, 3], [2, 4]])
+    loss = source.weights(rows, slice(0, 3)).square().sum()
+    found = torch.autograd.grad(loss, (source.query, source.key))
+    whole = source.weights()
+    loss = torch.stack([whole[s][:, rows[s]][:, :, :3].square().sum() for s in range(2)]).sum()
+    for mine, theirs in zip(
+        found, torch.autograd.grad(loss, (source.query, source.key)), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)

@@ -1,0 +1,124 @@
+"""The routes: SDPA and multi-head attention here, compiled ones in `compiled.py`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from overt.capture import Route, watch
+from tests.capture import compiled
+from tests.capture.toys import FusedAttention, oracle
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(1)
+    return torch.randn(2, 6, 16)
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sdpa(x, groups, causal):
+    model = FusedAttention(groups=groups, causal=causal)
+    with watch(model) as seen:
+        model(x)
+    weights = oracle(model, x)
+    assert seen.calls[0].route is Route.SDPA and seen.calls[0].causal is causal
+    torch.testing.assert_close(seen.map().weights[:, 0].double(), weights, rtol=0, atol=1e-6)
+
+
+def test_sdpa_called_with_keywords_and_with_other_numbers_of_axes():
+    class Odd(nn.Module):
+        def forward(self, x):
+            first = F.scaled_dot_product_attention(query=x, key=x, value=x, scale=0.1)
+            return first + F.scaled_dot_product_attention(
+                x[None, None], x[None, None], x[None, None]
+            )
+
+    x = torch.randn(2, 5, 8)
+    model = Odd()
+    with watch(model) as seen:
+        model(x)
+    assert [call.shape for call in seen] == [(2, 1, 5, 5), (1, 2, 5, 5)]
+    expected = (x @ x.transpose(1, 2) * 0.1).softmax(-1)
+    torch.testing.assert_close(seen.map(0).weights[:, 0, 0], expected)
+    with watch(model, edit=lambda call, weights: weights):
+        torch.testing.assert_close(model(x), model(x))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("need", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_multi_head_attention(first, need, bias):
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(16, 4, batch_first=first, bias=bias).eval()
+    query, memory = torch.randn(3, 3, 16), torch.randn(3, 3, 16)
+    for key in (query, memory):
+        out, weights = model(query, key, key, average_attn_weights=False)
+        with watch(model) as seen:
+            found, averaged = model(query, key, key, need_weights=need)
+        torch.testing.assert_close(found, out)
+        torch.testing.assert_close(seen.map().weights[:, 0], weights)
+        assert seen.calls[0].cross is (key is memory)
+        assert seen.calls[0].route is (Route.SOFTMAX if need else Route.SDPA)
+        assert (averaged is not None) is need
+
+
+def test_multi_head_attention_with_sizes_of_its_own_and_added_keys():
+    model = nn.MultiheadAttention(
+        16, 4, kdim=8, vdim=12, add_bias_kv=True, add_zero_attn=True, batch_first=True
+    ).eval()
+    query, key, value = torch.randn(2, 3, 16), torch.randn(2, 5, 8), torch.randn(2, 5, 12)
+    _, weights = model(query, key, value, average_attn_weights=False)
+    with watch(model) as seen:
+        model(query, key, value, need_weights=False)
+    torch.testing.assert_close(seen.map().weights[:, 0], weights)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_the_fast_path_of_transformer_layers_is_seen(x, graph):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    hidden = torch.zeros(2, 6, dtype=torch.bool)
+    hidden[1, 4:] = True
+    with torch.set_grad_enabled(graph):
+        plain = model(x, src_key_padding_mask=hidden)
+        with watch(model) as seen:
+            out = model(x, src_key_padding_mask=hidden)
+    torch.testing.assert_close(out[~hidden], plain[~hidden], rtol=1e-5, atol=1e-5)
+    assert len(seen) == 2
+    assert not seen.map().check().weights[1, ..., 4:].any()
+
+
+def test_decoders_look_at_themselves_and_at_the_memory(x):
+    model = nn.Transformer(16, 4, 1, 2, 32, batch_first=True).eval()
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    with watch(model) as seen:
+        model(x, x[:, :4], tgt_mask=causal)
+    kinds = [(call.name, call.cross, call.causal) for call in seen]
+    assert kinds == [
+        ("encoder.layers.0.self_attn", False, False),
+        ("decoder.layers.0.self_attn", False, True),
+        ("decoder.layers.0.multihead_attn", True, False),
+        ("decoder.layers.1.self_attn", False, True),
+        ("decoder.layers.1.multihead_attn", True, False),
+    ]
+
+
+def test_compiled_models():
+    """In a process of its own: the shape checks of these tests cannot be compiled."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.capture.compiled"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [name for name in vars(compiled) if name.startswith("check_")]

@@ -1,0 +1,48 @@
+"""What is remembered of a call, and who is told."""
+
+import torch
+from torch import nn
+
+from overt.attention import Kind
+from overt.capture.call import Projected, Route, Written
+from overt.capture.places import FLEX, HERE, Chain
+from overt.capture.records import Record, remember, settled
+
+
+class Listener:
+    """A watcher that keeps, or takes."""
+
+    edit = None
+
+    def __init__(self, keeps):
+        self.keeps, self.told = keeps, []
+
+    def take(self, record):
+        self.told.append(record)
+        return self.keeps
+
+
+def record():
+    weights = torch.full((1, 1, 2, 2), 0.5)
+    source = Written(weights, Kind.PROBABILITY)
+    return Record(nn.Identity(), Route.SOFTMAX, source, None, None, None)
+
+
+def test_a_record_is_kept_when_anybody_keeps_it(monkeypatch):
+    for keeps, expected in (([False, False], 0), ([False, True], 1), ([True, True], 1)):
+        monkeypatch.setattr(HERE, "events", Chain())
+        listeners = [Listener(one) for one in keeps]
+        monkeypatch.setattr(HERE, "watchers", listeners)
+        remember(record())
+        assert len(HERE.events.since(None)) == expected
+        assert [len(one.told) for one in listeners] == [1, 1]
+
+
+def test_a_flex_call_becomes_a_record_once_its_module_is_known():
+    x, module = torch.zeros(1, 1, 2, 4), nn.Identity()
+    loose = (FLEX, None, x, x, x, x, None, None, 0.5)
+    assert settled(loose) is loose
+    found = settled((FLEX, module, *loose[2:]))
+    assert found.module is module and found.route is Route.FLEX
+    assert isinstance(found.source, Projected) and found.source.scale == 0.5
+    assert settled(module) is module

@@ -1,0 +1,179 @@
+"""What was seen: maps, blocks, losses and folds, each held to the oracle."""
+
+import pytest
+import torch
+
+from overt.attention import AttentionMap, Form, Kind, Layout, Span
+from overt.capture import watch
+from tests.capture.toys import FusedAttention, Stack, WrittenAttention, oracle
+
+LAYOUT = Layout((Span("text", (3,), slice(0, 3)), Span("image", (2, 2), slice(3, 7))), 8)
+
+
+def run(*layers, mask=None, layout=LAYOUT, n=8, **more):
+    torch.manual_seed(0)
+    model = Stack(*(layers or (FusedAttention(), FusedAttention(groups=2)))).double()
+    x = torch.randn(2, n, 16, dtype=torch.float64)
+    with watch(model, layout=layout, **more) as seen:
+        out = model(x, mask)
+    return model, x, seen, out
+
+
+def expected(model, x, mask=None):
+    """The maps of all layers by the oracle, each layer fed what the model fed it."""
+    maps = []
+    for layer in model.layers:
+        maps.append(oracle(layer, x, mask))
+        x = (x + layer(x, mask)).detach()
+    return torch.stack(maps, dim=1)
+
+
+def test_maps_are_exact():
+    model, x, seen, _ = run()
+    found = seen.map()
+    torch.testing.assert_close(found.weights, expected(model, x), rtol=0, atol=1e-12)
+    assert found.check().kind is Kind.PROBABILITY
+    torch.testing.assert_close(seen.map("layers.1").weights[:, 0], found.weights[:, 1])
+    assert [one.weights.shape[1] for one in seen.maps()] == [1, 1]
+
+
+def test_masks_travel_with_the_map():
+    mask = torch.ones(2, 1, 1, 8, dtype=torch.bool)
+    mask[1, ..., 6:] = False
+    model, x, seen, _ = run(mask=mask)
+    found = seen.map().check()
+    torch.testing.assert_close(found.weights, expected(model, x, mask), rtol=0, atol=1e-12)
+    assert found.visible[1, 0].tolist() == [True] * 6 + [False] * 2
+
+
+@pytest.mark.parametrize("attention", [FusedAttention, WrittenAttention])
+def test_a_block_is_cut_from_the_map(attention):
+    _, _, seen, _ = run(attention(), attention())
+    whole = seen.map()
+    block = seen.block("text", "image")
+    torch.testing.assert_close(block.weights, whole.weights[..., :3, 3:7], rtol=0, atol=1e-12)
+    assert block.kind is Kind.SUBPROBABILITY and block.form is Form.LOG
+    assert block.keys.find("image").shape == (2, 2)
+    torch.testing.assert_close(seen.log_block("text", "image").weights, block.normalize().weights)
+    torch.testing.assert_close(block.normalize().weights, whole.between("text", "image").weights)
+
+
+def test_rows_are_counted_within_the_query_and_may_be_absent():
+    _, _, seen, _ = run()
+    rows = torch.tensor([[2, 0], [1, -1]])
+    block = seen.log_block("text", "image", rows=rows)
+    full = seen.map().between("text", "image").weights
+    torch.testing.assert_close(block.weights[0], full[0][..., [2, 0], :])
+    torch.testing.assert_close(block.weights[1, ..., :1, :], full[1][..., [1], :])
+    assert not block.weights[1, ..., 1, :].any()
+    assert block.rows.tolist() == [[True, True], [True, False]]
+    with pytest.raises(ValueError, match="row 3 is beyond the 3 positions"):
+        seen.block("text", "image", rows=torch.tensor([[3], [0]]))
+
+
+def test_positions_of_each_sample_need_no_layout():
+    _, _, seen, _ = run(layout=None)
+    query, key = torch.tensor([[0, 5], [7, -1]]), torch.tensor([[1, 2, 3], [4, 6, -1]])
+    block = seen.block(query, key)
+    whole = seen.map().weights
+    torch.testing.assert_close(block.weights[0], whole[0][..., [0, 5], :][..., [1, 2, 3]])
+    torch.testing.assert_close(block.weights[1, ..., 0, :2], whole[1][..., 7, :][..., [4, 6]])
+    assert not block.weights[1, ..., 2].any()
+    assert block.visible[1].tolist() == [[True, True, False], [False] * 3]
+    with pytest.raises(ValueError, match="'text' is the name of a span, and no layout"):
+        seen.block("text", key)
+
+
+def test_spans_at_different_places_in_each_sample():
+    layout = Layout((Span("text", (2,), torch.tensor([[0, 1], [5, -1]])),), 8)
+    _, _, seen, _ = run(layout=layout)
+    rows = torch.tensor([[1], [0]])
+    block = seen.block("text", "text", rows=rows)
+    whole = seen.map().block("text", "text").weights
+    torch.testing.assert_close(block.weights[0], whole[0][..., [1], :])
+    torch.testing.assert_close(block.weights[1], whole[1][..., [0], :])
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_log_blocks_and_their_gradients_are_those_of_the_map(few):
+    """Both ways of stacking: one product for all layers, and one a layer."""
+    keys = torch.tensor([[2, 3]] * 2) if few else torch.arange(8).repeat(2, 1)
+    model, _, seen, _ = run(FusedAttention(), FusedAttention(), FusedAttention())
+    rows = torch.tensor([[0, 4], [1, 2]])
+    parameters = [layer.query.weight for layer in model.layers[:2]]
+    block = seen.log_block(rows, keys)
+    target = torch.rand(2, 1, 1, 2, keys.shape[1], dtype=torch.float64)
+    found = torch.autograd.grad((target * block.log_weights).sum(), parameters, retain_graph=True)
+    whole = seen.map().weights
+    part = torch.stack([whole[s][..., rows[s], :][..., keys[s]] for s in range(2)])
+    part = part / part.sum(-1, keepdim=True)
+    torch.testing.assert_close(block.weights, part, rtol=0, atol=1e-12)
+    slow = torch.autograd.grad((target * part.log()).sum(), parameters)
+    for mine, theirs in zip(found, slow, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_padding_is_hidden_in_a_log_block():
+    mask = torch.ones(2, 1, 1, 8, dtype=torch.bool)
+    mask[1, ..., 5:] = False
+    _, _, seen, _ = run(mask=mask)
+    block = seen.log_block("text", "image").check()
+    assert not block.weights[1, ..., 2:].any()
+    torch.testing.assert_close(block.weights.sum(-1), torch.ones_like(block.weights[..., 0]))
+
+
+def test_folding_keeps_one_map_at_a_time():
+    _, _, seen, _ = run()
+    total = seen.reduce(lambda total, one: total + one.weights.sum(dim=2), 0)
+    torch.testing.assert_close(total, seen.map().weights.sum(dim=2).sum(dim=1, keepdim=True))
+
+
+def test_calls_are_chosen_by_step_name_and_head():
+    model, x, *_ = run()
+    with watch(model) as seen:
+        model(x)
+        model(x[:, :5])
+    assert len(seen) == 4 and [call.step for call in seen] == [0, 0, 1, 1]
+    assert seen.at(-1).map().weights.shape == (2, 2, 4, 5, 5)
+    assert seen.where(lambda call: call.name == "layers.0").at(0).names == ("layers.0",)
+    torch.testing.assert_close(
+        seen.at(0).heads([2]).map().weights, seen.at(0).map().weights[:, :, [2]]
+    )
+    with pytest.raises(ValueError, match="calls of different sizes"):
+        seen.map()
+    with pytest.raises(ValueError, match="was called 2 times"):
+        seen.map("layers.0")
+    with pytest.raises(ValueError, match="step 2 was not seen; there are 2"):
+        seen.at(2)
+    with pytest.raises(ValueError, match="no call is left"):
+        seen.where(lambda call: False).block(torch.zeros(2, 1).long(), torch.zeros(2, 1).long())
+
+
+def test_a_layout_that_does_not_fit_is_said():
+    _, _, seen, _ = run(n=6)
+    with pytest.raises(ValueError, match=r"has 8 positions, but layers\.0 has 6"):
+        seen.block("text", "image")
+    assert seen.within(Layout((Span("all", (6,), slice(0, 6)),), 6)).block("all", "all") is not None
+    with pytest.raises(ValueError, match="layer 9 was not seen"):
+        seen.map(9)
+    with pytest.raises(ValueError, match="no call of 'nobody' was seen"):
+        seen.map("nobody")
+
+
+def test_a_pair_of_layouts_is_queries_and_keys():
+    model = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    image, text = LAYOUT, Layout((Span("words", (5,), slice(0, 5)),), 5)
+    x, y = torch.randn(2, 5, 16), torch.randn(2, 8, 16)
+    with watch(model, layout=(text, image)) as seen:
+        model(x, y, y, need_weights=False)
+    assert seen.block("words", "image").weights.shape == (2, 1, 4, 5, 4)
+    assert isinstance(seen.map(), AttentionMap) and seen.calls[0].cross
+
+
+def test_seen_grows_while_the_model_is_watched():
+    model, x, *_ = run()
+    with watch(model) as seen:
+        assert len(seen) == 0
+        model(x)
+        assert len(seen) == 2
+    assert len(seen) == 2

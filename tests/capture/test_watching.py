@@ -1,0 +1,230 @@
+"""Watching leaves the model as it was found, in every way it can be used."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from overt.capture import Unseen, watch
+from overt.capture.places import HERE
+from overt.capture.watching import bare
+from tests.capture.toys import FusedAttention, Stack, WrittenAttention
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Stack(FusedAttention(), WrittenAttention()).eval()
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(1)
+    return torch.randn(2, 6, 16)
+
+
+def state(model):
+    """Everything a watcher could leave behind."""
+    return (
+        [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()],
+        [(p.requires_grad, p.grad) for p in model.parameters()],
+        torch.get_rng_state().tolist(),
+        torch.is_grad_enabled(),
+        len(torch.overrides._get_current_function_mode_stack()),
+        (HERE.watchers, HERE.stack, HERE.events.since(None), HERE.traces),
+        [sorted(vars(m)) for m in model.modules()],
+    )
+
+
+def test_the_model_gives_the_same_and_is_left_as_found(model, x):
+    before, plain = state(model), model(x)
+    with watch(model) as seen:
+        watched = model(x)
+    assert state(model) == before
+    assert torch.equal(plain, watched)
+    assert seen.names == ("layers.0", "layers.1")
+
+
+def test_also_after_an_error_in_the_model(model, x):
+    before = state(model)
+    with pytest.raises(RuntimeError), watch(model):
+        model(model(x)[..., :5])
+    assert state(model) == before
+    with watch(model) as seen:
+        model(x)
+    assert len(seen) == 2
+
+
+def test_an_error_that_the_model_catches_does_not_lose_its_place(x):
+    class Careful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.broken, self.attend = Stack(FusedAttention()), FusedAttention()
+
+        def forward(self, x):
+            try:
+                self.broken(x[..., :3])
+            except RuntimeError:
+                x = self.attend(x)
+            return x
+
+    model = Careful()
+    with watch(model, layers=["attend"]) as seen:
+        model(x)
+    assert seen.names == ("attend",)
+    with pytest.raises(Unseen, match=r"'broken.layers.0'"), watch(model) as seen:
+        model(x)
+    assert seen.names == ("attend",)
+
+
+def test_nested_watchers_each_see_their_own(model, x):
+    with watch(model) as outer:
+        model(x)
+        with watch(model, layers=[1]) as inner:
+            model(x)
+    assert outer.names == ("layers.0", "layers.1") * 2 and inner.names == ("layers.1",)
+
+
+def test_a_part_of_a_model_can_be_watched_from_within_a_watch_of_the_whole(model, x):
+    with watch(model) as whole, watch(model.layers[1]) as part:
+        model(x)
+    assert whole.names == ("layers.0", "layers.1")
+    assert part.names == ("",)
+
+
+def test_threads_do_not_see_each_other(model):
+    problems = []
+
+    def use(length, quiet):
+        try:
+            y = torch.randn(1, length, 16)
+            for _ in range(25):
+                if quiet:
+                    model(y)
+                    assert not HERE.events.since(None)
+                    continue
+                with watch(model) as seen:
+                    model(y)
+                assert [call.shape[2] for call in seen] == [length] * 2
+        except Exception as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=use, args=(n, n == 3)) for n in (2, 3, 4, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_one_watcher_in_two_threads(model, x):
+    watcher = watch(model)
+    seen = {}
+
+    def use(length):
+        for _ in range(10):
+            with watcher as found:
+                model(torch.randn(1, length, 16))
+            seen.setdefault(length, []).append([call.shape[2] for call in found])
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in (2, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {2: [[2, 2]] * 10, 5: [[5, 5]] * 10}
+
+
+def test_a_watcher_is_used_again(model, x):
+    watcher = watch(model, layers=["layers.0"])
+    for _ in range(3):
+        with watcher as seen:
+            model(x)
+        assert len(seen) == 1
+
+
+def test_each_takes_calls_as_they_come_and_keeps_nothing_else(model, x):
+    with watch(model, each=lambda call: (call.name, call.step, call.weights().shape)) as seen:
+        model(x)
+        model(x[:, :3])
+        assert not any(hasattr(event, "source") for event in HERE.events.since(None))
+    assert seen.kept == [
+        ("layers.0", 0, (2, 4, 6, 6)),
+        ("layers.1", 0, (2, 4, 6, 6)),
+        ("layers.0", 1, (2, 4, 3, 3)),
+        ("layers.1", 1, (2, 4, 3, 3)),
+    ]
+    assert len(seen) == 0
+
+
+def test_heads_are_chosen(model, x):
+    with watch(model, heads=[1, 3]) as seen:
+        model(x)
+    with watch(model) as all_heads:
+        model(x)
+    torch.testing.assert_close(seen.map().weights, all_heads.map().weights[:, :, [1, 3]])
+
+
+def test_unknown_layers_are_answered_with_those_there_are(model):
+    with pytest.raises(ValueError, match=r"layer 2 is not among the 2 attention modules"):
+        watch(model, layers=[2])
+    with pytest.raises(ValueError, match=r"no module 'layer.0'.*'layers.0', 'layers.1'"):
+        watch(model, layers=["layer.0"])
+
+
+def test_what_is_computed_in_the_block_outside_the_model_is_not_taken_for_attention(model, x):
+    with watch(model) as seen:
+        model(x)
+        (x @ x.transpose(1, 2)).softmax(-1) @ x
+        seen.map()
+    assert len(seen) == 2
+
+
+def test_gradients_reach_the_model(model, x):
+    with watch(model) as seen:
+        model(x)
+    seen.map().weights.square().sum().backward()
+    assert model.layers[0].query.weight.grad.abs().sum() > 0
+    assert model.layers[1].key.weight.grad.abs().sum() > 0
+
+
+def test_without_a_graph_there_is_none(model, x):
+    with torch.no_grad(), watch(model) as seen:
+        model(x)
+    assert not seen.map().weights.requires_grad
+
+
+def test_wrappers_are_refused_or_warned_of(model, x):
+    with pytest.raises(Unseen, match=r"watch model\.module"):
+        watch(nn.DataParallel(model))
+    with pytest.raises(Unseen, match="TorchScript"):
+        watch(torch.jit.trace(FusedAttention(), x, check_trace=False))
+
+    class DistributedDataParallel(nn.Module):  # the real one needs processes
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x):
+            return self.module(x)
+
+    wrapped = DistributedDataParallel(model)
+    with pytest.warns(UserWarning, match=r"overt\.adopt\(model, loss="), watch(wrapped) as seen:
+        wrapped(x)
+    assert seen.names == ("layers.0", "layers.1")
+    assert bare(wrapped) is model
+
+
+def test_copies_and_saving_are_not_disturbed(model, x, tmp_path):
+    import copy
+
+    with watch(model):
+        twin = copy.deepcopy(model)
+        model(x)
+        torch.save(model.state_dict(), tmp_path / "weights")
+    with warnings.catch_warnings(), watch(twin) as seen:
+        twin(x)
+    assert len(seen) == 2

@@ -1,0 +1,159 @@
+"""Attention that a model writes out is known by its softmax and its product with the values."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from overt.attention import Kind
+from overt.capture import Route, Unseen, watch
+from tests.capture.toys import Stack, WrittenAttention
+
+
+class ByHand(nn.Module):
+    """One head, written out by `write(scores, x)`."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.write = write
+        self.query = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.write(self.query(x) @ x.transpose(1, 2), x)
+
+
+WAYS = {
+    "tensor method": lambda s, x: s.softmax(-1) @ x,
+    "keyword": lambda s, x: torch.softmax(s, dim=2) @ x,
+    "functional": lambda s, x: torch.matmul(F.softmax(s, dim=-1), x),
+    "bmm": lambda s, x: torch.bmm(s.softmax(dim=-1), x),
+    "tensor bmm": lambda s, x: s.softmax(dim=-1).bmm(x),
+    "einsum": lambda s, x: torch.einsum("bij,bjd->bid", s.softmax(-1), x),
+    "einsum of a list": lambda s, x: torch.einsum("bij,bjd->bid", [s.softmax(-1), x]),
+    "values first": lambda s, x: torch.einsum("bjd,bij->bid", x, s.softmax(-1)),
+    "cast": lambda s, x: s.double().softmax(-1).to(x.dtype) @ x,
+    "dropout": lambda s, x: F.dropout(s.softmax(-1), 0.5, True) @ x,
+    "dropout then cast": lambda s, x: F.dropout(s.softmax(-1), 0.5, True).double().float() @ x,
+    "reshaped": lambda s, x: (s.softmax(-1).view(len(x), 1, *s.shape[1:]) @ x[:, None])[:, 0],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_writing_it_gives_the_softmax_before_dropout(way):
+    torch.manual_seed(0)
+    model, x = ByHand(WAYS[way]), torch.randn(2, 5, 8)
+    with watch(model) as seen:
+        model(x)
+    expected = (model.query(x) @ x.transpose(1, 2)).softmax(-1)
+    assert [call.route for call in seen] == [Route.SOFTMAX]
+    torch.testing.assert_close(seen.map().weights[:, 0, 0], expected)
+    assert seen.map().kind is Kind.PROBABILITY
+    torch.testing.assert_close(seen.calls[0].log_weights()[:, 0].float(), expected.log())
+
+
+def test_a_sink_that_is_cut_off_leaves_a_part_of_one():
+    def write(scores, x):
+        sink = torch.zeros(*scores.shape[:2], 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+        return F.dropout(weights, 0.3, True) @ x
+
+    model, x = ByHand(write), torch.randn(2, 5, 8)
+    with watch(model) as seen:
+        model(x)
+    found = seen.map().check()
+    assert found.kind is Kind.SUBPROBABILITY
+    assert bool((found.weights.sum(-1) < 1).all())
+    scores = model.query(x) @ x.transpose(1, 2)
+    torch.testing.assert_close(seen.calls[0].scores()[:, 0], scores)
+
+
+def test_mixed_weights_are_what_the_values_met_and_signed():
+    mix = nn.Linear(5, 5)
+    model, x = ByHand(lambda s, x: mix(s.softmax(-1)) @ x), torch.randn(2, 5, 8)
+    with watch(model) as seen:
+        out = model(x)
+    assert seen.map().kind is Kind.SIGNED
+    torch.testing.assert_close(seen.map().weights[:, 0, 0] @ x, out)
+    with pytest.raises(ValueError, match="mixed after the softmax"):
+        seen.log_block(torch.zeros(2, 1).long(), torch.zeros(2, 1).long())
+    torch.testing.assert_close(
+        seen.block(torch.zeros(2, 1).long(), torch.ones(2, 1).long()).weights[:, 0, 0, 0, 0],
+        seen.map().weights[:, 0, 0, 0, 1],
+    )
+
+
+def test_two_softmaxes_before_two_products_are_two_calls():
+    def both(scores, x):
+        a, b = scores.softmax(-1), (2 * scores).softmax(-1)
+        return a @ x + b @ x
+
+    model, x = ByHand(both), torch.randn(2, 5, 8)
+    with watch(model) as seen:
+        model(x)
+    scores = model.query(x) @ x.transpose(1, 2)
+    assert len(seen) == 2
+    torch.testing.assert_close(seen.map(1).weights[:, 0, 0], (2 * scores).softmax(-1))
+
+
+def test_a_softmax_that_meets_no_values_is_not_attention():
+    class Router(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend, self.choose = WrittenAttention(), nn.Linear(16, 3)
+
+        def forward(self, x):
+            share = self.choose(x).softmax(-1)
+            return self.attend(x) * share.sum(-1, keepdim=True)
+
+    model = Router()
+    with watch(model) as seen:
+        model(torch.randn(2, 5, 16))
+    assert seen.names == ("attend",)
+
+
+def test_heads_folded_into_the_batch_are_told_apart():
+    class Folded(nn.Module):
+        num_heads = 4
+
+        def forward(self, x):
+            heads = x.unflatten(-1, (4, -1)).transpose(1, 2).flatten(0, 1)
+            return (heads @ heads.transpose(1, 2)).softmax(-1) @ heads
+
+    model, x = Folded(), torch.randn(2, 5, 16)
+    with watch(model) as seen:
+        model(x)
+    assert seen.calls[0].shape == (2, 4, 5, 5)
+
+
+def test_a_softmax_over_another_axis_is_said_and_not_guessed():
+    class OddAttention(nn.Module):
+        def forward(self, x):
+            return (x @ x.transpose(1, 2)).softmax(1).transpose(1, 2) @ x
+
+    model = OddAttention()
+    with pytest.raises(Unseen, match=r"'OddAttention'.*softmax\(dim=-1\)"), watch(model):
+        model(torch.randn(2, 5, 8))
+
+
+def test_dropout_leaves_no_trace_in_what_is_seen_and_gradients_are_those_of_the_softmax():
+    torch.manual_seed(0)
+    model = Stack(WrittenAttention(rate=0.5)).train()
+    x = torch.randn(2, 6, 16)
+    with watch(model) as seen:
+        model(x)
+    layer = model.layers[0]
+    torch.testing.assert_close(seen.map().weights[:, 0], layer.last)
+    mine = torch.autograd.grad(
+        seen.map().weights.square().sum(), layer.key.weight, retain_graph=True
+    )
+    theirs = torch.autograd.grad(layer.last.square().sum(), layer.key.weight)
+    torch.testing.assert_close(mine[0], theirs[0])
+
+
+def test_nothing_is_held_once_a_module_is_done():
+    from overt.capture.places import HERE
+
+    model = Stack(WrittenAttention())
+    with watch(model):
+        model(torch.randn(2, 5, 16))
+        assert not HERE.traces
