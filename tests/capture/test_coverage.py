@@ -34,7 +34,7 @@ def test_a_model_that_was_not_called():
 def test_only_another_part_was_called():
     model = nn.ModuleDict({"eye": FusedAttention(), "head": nn.Linear(16, 2)})
     model.forward = model["head"].forward
-    with pytest.raises(Unseen, match="none of .* of ModuleDict ran: 'eye'"), watch(model):
+    with pytest.raises(Unseen, match=r"none of .* of ModuleDict ran: 'eye'"), watch(model):
         model(torch.randn(1, 2, 16))
 
 
