@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from overt.attention import AttentionMap, Kind, grid, words
@@ -134,6 +134,55 @@ class PlantedWord(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """Whether the word is in each text."""
         return self.decide(self.encode(batch))
+
+
+@dataclass(frozen=True, eq=False)
+class Copied:
+    """How far a `Copier` has come: the words, and the place of the next one."""
+
+    features: Words
+    place: Int[Tensor, " b"]
+
+    def reorder(self, rows: Int[Tensor, " n"]) -> "Copied":
+        """The samples named, in their order."""
+        words = self.features
+        text = None if words.geometry is None else words.geometry[rows]
+        kept = replace(words, values=words.values[rows], present=words.present[rows], geometry=text)
+        return Copied(kept, self.place[rows])
+
+
+class Copier(nn.Module):
+    """A decoder that writes its input again, word by word, looking at the one it writes.
+
+    The logits of the next word are `gain` for the word that stands there and 0 for all others. A
+    text that is at its end is written from its beginning again. The word handed in does not matter,
+    but to be counted.
+    """
+
+    def __init__(self, vocabulary: int = 10, gain: float = 4.0) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.gain = nn.Parameter(torch.tensor(gain))
+
+    def encode(self, batch: Batch) -> Words:
+        """Every word as one of many."""
+        if batch.tokens is None or batch.token_mask is None:
+            raise ValueError("a copier needs a batch with tokens")
+        values = nn.functional.one_hot(batch.tokens, self.vocabulary).to(self.gain.dtype)
+        return Words(values, batch.token_mask, batch.text)
+
+    def start(self, features: Words) -> Copied:
+        """Before the first word."""
+        return Copied(features, torch.zeros(len(features.present), dtype=torch.long))
+
+    def step(self, state: Copied, tokens: Int[Tensor, " b"]) -> tuple[Output, Copied]:
+        """The word that stands at this place, and the next place."""
+        words_, present = state.features.values, state.features.present
+        at = nn.functional.one_hot(state.place % present.sum(-1), words_.shape[1])
+        keys = words(words_.shape[1], geometry=state.features.geometry)
+        looks = AttentionMap.from_cells(at.to(words_.dtype), keys, present).normalize()
+        logits = self.gain * torch.einsum("bk,bkv->bv", at.to(words_.dtype), words_)
+        return Output(logits, (looks,)), Copied(state.features, state.place + 1)
 
 
 # --- the contract
@@ -442,6 +491,56 @@ CHECKS: tuple[Callable[[_Case], Complaint], ...] = tuple(
         state_dict_is_the_whole_state,
     )
 )
+
+
+# --- the contract of decoders
+
+
+def check_decoder(
+    make_model: Callable[[], nn.Module],
+    batch: Batch,
+    tokens: Int[Tensor, "b n"],
+    tolerance: float = 1e-5,
+) -> None:
+    """Raise an AssertionError that names the promise a decoder breaks when it is fed `tokens`.
+
+    Each step gives an `Output` that keeps its promises; a step leaves its state as it was, so that
+    it can be taken again; a reordered state goes on as its samples would, also when one sample is
+    named twice; and no sample depends on another.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = make_model().eval()
+        whole = _decode(model, batch, tokens)
+        for number, (state, output) in enumerate(whole):
+            case = _Case(make_model, model, batch, None, output, (), tolerance)
+            for check in (output_is_an_output, prediction_is_finite, maps_keep_their_promise):
+                _complain(f"step {number}, {check.__name__}", check(case))
+            again, _ = model.step(state, tokens[:, number])  # type: ignore[operator]
+            _complain(f"step {number} taken again", _differs(again, output, 0.0))
+            rows = torch.tensor([*reversed(range(len(batch))), 0])
+            turned = state.reorder(rows)
+            found, _ = model.step(turned, tokens[rows, number])  # type: ignore[operator]
+            expected = _select(output, rows)
+            _complain(f"step {number} reordered", _differs(found, expected, tolerance))
+        alone = _decode(model, batch.select(torch.tensor([0])), tokens[:1])
+        for number, ((_, output), (_, single)) in enumerate(zip(whole, alone, strict=True)):
+            first = _select(output, torch.tensor([0]))
+            _complain(f"step {number} of a sample alone", _differs(single, first, tolerance))
+
+
+def _decode(model: Any, batch: Batch, tokens: Tensor) -> list[tuple[Any, Output]]:
+    """Every state, and what was written from it."""
+    state, steps = model.start(model.encode(batch)), []
+    for token in tokens.unbind(dim=1):
+        output, after = model.step(state, token)
+        steps.append((state, output))
+        state = after
+    return steps
+
+
+def _complain(where: str, complaint: Complaint) -> None:
+    if complaint is not None:
+        raise AssertionError(f"{where}: {complaint}")
 
 
 # --- helpers

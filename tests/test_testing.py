@@ -8,7 +8,7 @@ from torch import nn
 
 from overt import testing
 from overt.attention import AttentionMap, grid, words
-from overt.models.output import Output
+from overt.models.output import Decoder, Output, State
 from overt.testing import CHECKS, PlantedCell, PlantedWord, check_model, toy_batch
 
 NAMES = tuple(check.__name__ for check in CHECKS)
@@ -336,3 +336,74 @@ def test_toys_say_what_they_need():
         PlantedCell()(words_only)
     with pytest.raises(ValueError, match="needs a batch with tokens"):
         PlantedWord()(replace(toy_batch(), tokens=None))
+
+
+# --- decoders
+
+TOKENS = torch.tensor([[1, 2, 3]] * 4)
+
+
+def test_a_copier_writes_its_text_and_looks_where_it_writes():
+    batch = toy_batch()
+    model = testing.Copier()
+    state = model.start(model.encode(batch))
+    for place in range(4):
+        output, state = model.step(state, TOKENS[:, 0])
+        assert torch.equal(output.prediction.argmax(-1), batch.tokens[:, place])
+        assert torch.equal(
+            output.attention[0].weights[:, 0, 0, 0].argmax(-1).unique(), torch.tensor([place])
+        )
+
+
+def test_an_honest_decoder_passes():
+    testing.check_decoder(testing.Copier, toy_batch(), TOKENS)
+    assert isinstance(testing.Copier(), Decoder)
+    assert isinstance(testing.Copier().start(testing.Copier().encode(toy_batch())), State)
+
+
+class Forgetful(testing.Copier):
+    """Counts steps in itself and not in its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def step(self, state, tokens):
+        self.steps += 1
+        moved = testing.Copied(state.features, state.place + self.steps)
+        return super().step(moved, tokens)
+
+
+class Stubborn(testing.Copier):
+    """Does not reorder."""
+
+    def start(self, features):
+        state = super().start(features)
+        return _Stuck(state.features, state.place)
+
+    def step(self, state, tokens):
+        output, after = super().step(state, tokens)
+        return output, _Stuck(after.features, after.place)
+
+
+class _Stuck(testing.Copied):
+    def reorder(self, rows):
+        turned = super().reorder(rows)
+        return testing.Copied(super().reorder(rows.sort().values).features, turned.place)
+
+
+class Mixing(testing.Copier):
+    """Lets samples look at each other."""
+
+    def step(self, state, tokens):
+        output, after = super().step(state, tokens)
+        return replace(output, prediction=output.prediction + output.prediction[:1].flip(-1)), after
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [(Forgetful, "taken again"), (Stubborn, "reordered"), (Mixing, "reordered|alone")],
+)
+def test_a_broken_decoder_is_named(broken, named):
+    with pytest.raises(AssertionError, match=named):
+        testing.check_decoder(broken, toy_batch(), TOKENS)

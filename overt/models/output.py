@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap
@@ -50,4 +50,35 @@ class Model(Protocol):
 
     def __call__(self, batch: Batch) -> Output:
         """The output for a batch."""
+        ...
+
+
+@runtime_checkable
+class State(Protocol):
+    """How far a decoder has come with each sample; a value, never changed in place."""
+
+    def reorder(self, rows: Int[Tensor, " n"]) -> "State":
+        """The state of the samples named, in their order; one may be named twice, as beams do."""
+        ...
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """A model that writes: what it sees is encoded once, then one token follows another.
+
+    `step` takes the token that was just written and gives the logits of the next one, with the
+    attention of that one position, and the state to go on from. An old state stays good: beams
+    and sampling go back to it.
+    """
+
+    def encode(self, batch: Batch) -> Any:
+        """The features of a batch."""
+        ...
+
+    def start(self, features: Any) -> State:
+        """The state before the first token."""
+        ...
+
+    def step(self, state: Any, tokens: Int[Tensor, " b"]) -> tuple[Output, State]:
+        """The logits of the next token, where the model looked for it, and the new state."""
         ...
