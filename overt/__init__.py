@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overt import data, measure, models, show, supervise, train
+    from overt import capture, data, measure, models, show, supervise, train
     from overt.attention import (
         AttentionMap,
         Form,
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         rollout,
         words,
     )
+    from overt.capture import watch
     from overt.errors import BadInput, Damaged, Failed, Stopped
     from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
 
@@ -36,6 +37,7 @@ __all__ = [
     "Stopped",
     "TextGeometry",
     "__version__",
+    "capture",
     "data",
     "grid",
     "measure",
@@ -45,11 +47,13 @@ __all__ = [
     "show",
     "supervise",
     "train",
+    "watch",
     "words",
 ]
 
-_ROOMS = ("data", "measure", "models", "show", "supervise", "train")
+_ROOMS = ("capture", "data", "measure", "models", "show", "supervise", "train")
 _HOMES = {
+    "capture": ("watch",),
     "errors": ("BadInput", "Damaged", "Failed", "Stopped"),
     "geometry": ("PixelGeometry", "RegionGeometry", "TextGeometry"),
 }
