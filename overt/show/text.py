@@ -48,7 +48,7 @@ def words_svg(
     """The text as a standalone SVG, in lines of at most `columns` characters where words allow."""
     size, line = 16, 26
     wide = size * 0.602  # a character of any monospaced face
-    lines = _lines(list(pieces(text, spans, weights)), columns)
+    lines = in_lines(list(pieces(text, spans, weights)), columns)
     width = wide * max((sum(len(piece) for piece, _, _ in row) for row in lines), default=0) + size
     start = (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:.0f}" '
@@ -125,7 +125,7 @@ def _opacity(level: float) -> float:
 Piece = tuple[str, float | None, float]
 
 
-def _lines(parts: list[Piece], columns: int) -> list[list[Piece]]:
+def in_lines(parts: list[Piece], columns: int) -> list[list[Piece]]:
     """Pieces in rows, broken where a piece would pass the last column; a break eats its space."""
     rows: list[list[Piece]] = [[]]
     used = 0
