@@ -16,8 +16,10 @@ from threading import Thread
 import pytest
 
 from overt.data import sets
+from overt.data.scenes.posing import ROUND
 from overt.data.sets import Archive, DataSet, File
 from overt.errors import BadInput, Damaged
+from overt.recipes import demo
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,13 @@ def test_scenes_are_made_and_kept(tmp_path, monkeypatch):
     heard.clear()
     sets.prepare(tmp_path, "scenes", lambda done, total: heard.append(done))
     assert not heard
+
+
+def test_the_demo_finds_the_scenes_that_were_made():
+    data = demo.recipe_of(demo.ROWS[0]).data
+    assert {"train": data.train, "val": data.val, "test": data.test} == sets.SCENES
+    assert data.world == sets.SCENES_SEED
+    assert sets.SCENES["test"] % ROUND == 0
 
 
 def test_easyvqa_says_what_to_install(tmp_path, monkeypatch):
