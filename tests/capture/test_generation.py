@@ -383,7 +383,7 @@ def test_nothing_is_kept_but_the_rows_asked_for(
 
 
 def hide(at: Tensor) -> Callable[[Any], Tensor]:
-    """A bias that hides one key of each sample from every query but itself."""
+    """A bias that hides one key of each sample from every query."""
 
     def make(call: Any) -> Tensor | None:
         b, _, _, k = call.shape
