@@ -1,0 +1,106 @@
+"""Apply the decision rule in LOG.md to the table `baselines`.
+
+    python benchmarks/verdict_baselines.py                 # from benchmarks/baselines
+    python benchmarks/verdict_baselines.py runs/baselines  # keep a finished table, then apply it
+
+Intervals are drawn over seeds and test samples.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from overt.measure import two_level
+from overt.measure.statistics import Interval
+
+KEPT = Path(__file__).parent / "baselines"
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is asked of a row: a figure to reach, what we expect, how far seeds may lie apart."""
+
+    figure: float
+    expected: tuple[float, float]
+    spread: float
+
+
+RULES = {
+    "cifar10": Rule(0.6959, (0.80, 0.90), 0.03),
+    "cifar100": Rule(0.45, (0.50, 0.65), 0.03),
+    "trec": Rule(0.8120, (0.83, 0.90), 0.05),
+    "easyvqa": Rule(0.876, (0.95, 1.00), 0.03),
+}
+
+
+def keep(runs: Path) -> None:
+    """Copy the results of every run, and collect what was right and what deletion did."""
+    arrays: dict[str, Any] = {}
+    for row in RULES:
+        found = []
+        for seed in range(SEEDS):
+            place = runs / row / f"seed-{seed}"
+            if not (place / "samples.npz").is_file():
+                continue
+            found.append(np.load(place / "samples.npz"))
+            kept = KEPT / row / f"seed-{seed}" / "results.json"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes((place / "results.json").read_bytes())
+        if not found:
+            continue
+        for run in found:
+            assert (run["id"] == found[0]["id"]).all(), row
+        arrays[f"{row}/accuracy"] = np.stack([run["accuracy"] for run in found]).astype(bool)
+        if "deletion" in found[0]:
+            arrays[f"{row}/deletion"] = np.stack([run["deletion"] for run in found]).astype("f2")
+    np.savez_compressed(KEPT / "samples.npz", **arrays)
+
+
+def said(one: Interval) -> str:
+    return f"{one.mean:.4f} [{one.low:.4f} to {one.high:.4f}]"
+
+
+def reached(found: Interval, figure: float) -> str:
+    """Whether a figure that comes without an interval is reached."""
+    if found.low > figure:
+        return "reached"
+    return "not reached" if found.high < figure else "undecided"
+
+
+def seconds(row: str) -> str:
+    """How long each seed trained."""
+    paths = sorted((KEPT / row).glob("seed-*/results.json"))
+    return ", ".join(f"{json.loads(path.read_text())['seconds']:.0f}" for path in paths)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        keep(Path(sys.argv[1]))
+    with np.load(KEPT / "samples.npz") as kept:
+        numbers = {name: torch.from_numpy(kept[name].astype(np.float32)) for name in kept.files}
+    for row, rule in RULES.items():
+        right = numbers.get(f"{row}/accuracy")
+        if right is None:
+            print(f"{row}: not run")
+            continue
+        found, seeds = two_level(right), right.mean(dim=1)
+        low, high = rule.expected
+        apart = float(seeds.max() - seeds.min())
+        print(f"{row}: accuracy {said(found)}, {rule.figure} {reached(found, rule.figure)}")
+        print(f"  seeds {', '.join(f'{seed:.4f}' for seed in seeds.tolist())}")
+        print(f"  apart by {apart:.4f}: {'as allowed' if apart <= rule.spread else 'too far'}")
+        print(f"  {'as' if low <= found.mean <= high else 'not as'} expected ({low} to {high})")
+        print(f"  seconds of training: {seconds(row)}")
+        if f"{row}/deletion" in numbers:
+            deletion = two_level(numbers[f"{row}/deletion"])
+            print(f"  deletion {said(deletion)}: {'used' if deletion.low > 0 else 'not shown'}")
+
+
+if __name__ == "__main__":
+    main()
