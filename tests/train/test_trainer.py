@@ -1,7 +1,6 @@
 """A loss on attention in loops of others: the same step however a batch is cut, and it arrives."""
 
 import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,89 +8,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import BertForSequenceClassification, Trainer
 
-from overt.attention import AttentionMap, Layout, Span, words
-from overt.capture.seen import Seen
 from overt.models.adopted import adopt
-from overt.supervise import Loss, cross_entropy
-from overt.train.trainer import (
-    AttentionLoss,
-    check_reaches,
-    compute_loss,
-    label_loss,
-    loss_inside,
-    shared_mean,
+from overt.supervise import Loss
+from overt.train.trainer import check_reaches, compute_loss, label_loss, loss_inside, shared_mean
+from tests.train.sentences import (
+    LAYOUT,
+    WEIGHT,
+    Sentences,
+    Supervised,
+    arguments,
+    bert,
+    everything,
+    evidence,
 )
-from tests.models.test_adopted import tiny_bert
-
-WORDS = 5
-LAYOUT = Layout((Span("class", (1,), slice(0, 1)), Span("text", (WORDS,), slice(1, 6))), 6)
-WEIGHT = 0.7
-
-
-class Sentences(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Eight sentences of unequal length; of three of them it is known which word counts."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, at: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(at)
-        target = torch.zeros(WORDS)
-        if at in (1, 2, 6):
-            target[at % 3] = 1
-        mask = torch.ones(6, dtype=torch.long)
-        mask[6 - at % 3 :] = 0
-        return {
-            "input_ids": torch.randint(1, 12, (6,), generator=generator),
-            "attention_mask": mask,
-            "labels": torch.tensor(at % 3),
-            "target": target,
-        }
-
-
-def everything() -> dict[str, Tensor]:
-    items = [Sentences()[at] for at in range(8)]
-    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
-
-
-def evidence(seen: Seen, inputs: Mapping[str, Any]) -> Loss:
-    """The last layer should look from the class token at the word that counts."""
-    target = AttentionMap.from_cells(inputs["target"], words(WORDS)).normalize()
-    looked = Seen([seen.calls[-1]], seen.layout).log_block("class", "text")
-    return WEIGHT * cross_entropy(looked, target)
-
-
-class Supervised(AttentionLoss, Trainer):
-    def rows(self, inputs: Mapping[str, Any]) -> Tensor:
-        return inputs["target"].any(dim=-1).sum()
-
-
-def arguments(out: Path, batch: int, **more: Any) -> TrainingArguments:
-    return TrainingArguments(
-        str(out), per_device_train_batch_size=batch, gradient_accumulation_steps=8 // batch,
-        max_steps=2, optim="sgd", learning_rate=0.02, lr_scheduler_type="constant",
-        max_grad_norm=0.0, remove_unused_columns=False, logging_steps=1, report_to=[],
-        save_strategy="no", use_cpu=True, disable_tqdm=True, **more,
-    )  # fmt: skip
-
-
-def still(model: BertForSequenceClassification) -> BertForSequenceClassification:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    model.config.attention_probs_dropout_prob = 0.0
-    for layer in model.bert.encoder.layer:
-        layer.attention.self.dropout.p = 0.0
-    return model
 
 
 def by_hand(
     per_label: float = 1.0, steps: int = 2
 ) -> tuple[BertForSequenceClassification, list[tuple[float, float]]]:
     """The same training from the model's own eager weights, in one batch, without overt."""
-    model, batch = still(tiny_bert("eager")).train(), everything()
+    model, batch = bert("eager").train(), everything()
     target = batch.pop("target")
     rows = target.sum(dim=-1) > 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -124,7 +62,7 @@ def test_trainer_takes_the_steps_of_a_loop_by_hand(
 
     `scaled` is whether Trainer leaves the division by accumulation steps to the loss.
     """
-    model = still(tiny_bert())
+    model = bert()
     model.accepts_loss_kwargs = scaled
     function = label_loss if scaled else None
     with loss_inside(model, evidence, LAYOUT, only=["target"]):
@@ -142,7 +80,7 @@ def test_trainer_takes_the_steps_of_a_loop_by_hand(
 
 @pytest.mark.parametrize("batch", [8, 2])
 def test_a_plain_trainer_divides_by_labels(batch: int, tmp_path: Path) -> None:
-    model = still(tiny_bert())
+    model = bert()
     with loss_inside(model, evidence, LAYOUT, only=["target"]):
         args = arguments(tmp_path, batch)
         data = Sentences()
@@ -152,7 +90,7 @@ def test_a_plain_trainer_divides_by_labels(batch: int, tmp_path: Path) -> None:
 
 def test_a_trainer_that_learns_no_attention_differs(tmp_path: Path) -> None:
     """The control of the tests above."""
-    model = still(tiny_bert())
+    model = bert()
     with pytest.raises(AssertionError):
         assert_same(by_hand(per_label=0.0)[0], by_hand()[0])
     with loss_inside(model, evidence, LAYOUT, only=["target"]):
@@ -162,7 +100,7 @@ def test_a_trainer_that_learns_no_attention_differs(tmp_path: Path) -> None:
 
 
 def test_trainer_evaluates_and_saves_the_users_model(tmp_path: Path) -> None:
-    model = still(tiny_bert())
+    model = bert()
     seen = {}
 
     def metrics(given: Any) -> dict[str, float]:
@@ -187,7 +125,7 @@ def test_trainer_evaluates_and_saves_the_users_model(tmp_path: Path) -> None:
 
 
 def test_the_model_is_left_as_found_also_after_an_error() -> None:
-    model, batch = still(tiny_bert()), everything()
+    model, batch = bert(), everything()
     target = batch.pop("target")
     before = dict(vars(model))
     plain = model(**batch)
@@ -206,7 +144,7 @@ def test_the_model_is_left_as_found_also_after_an_error() -> None:
 
 def test_an_output_without_room_is_refused() -> None:
     batch = everything()
-    model = still(tiny_bert())
+    model = bert()
     with (
         loss_inside(model, evidence, LAYOUT, only=["target"]),
         pytest.raises(ValueError, match="returned a tuple, which has no room for a loss"),
@@ -226,7 +164,7 @@ def everything_but_target() -> dict[str, Tensor]:
 
 
 def judged() -> tuple[nn.Module, Loss]:
-    model = adopt(still(tiny_bert()), layout=LAYOUT, loss=evidence)
+    model = adopt(bert(), layout=LAYOUT, loss=evidence)
     return model, model(everything()).loss
 
 
