@@ -199,10 +199,14 @@ def _written_out(
     module: nn.Module, source: Projected | Written, value: Tensor, dropout: float
 ) -> Tensor:
     """Attention with a cap or sinks, and its record for whoever watches."""
-    if not HERE.watchers:
-        return edited(module, Route.INTERFACE, source, value, dropout, [])[1]
     edits = edits_of(module)
-    source, output = edited(module, Route.INTERFACE, source, value, dropout, edits)
+    if edits:
+        source, output = edited(module, Route.INTERFACE, source, value, dropout, edits)
+    else:
+        weights = F.dropout(source.weights(), dropout, training=dropout > 0).to(value.dtype)
+        output = weights @ value.repeat_interleave(source.shape[1] // value.shape[1], dim=1)
+    if not HERE.watchers:
+        return output
     if isinstance(source, Projected):
         source = replace(source, key=_lasting(source.key))
     remember(Record(module, Route.INTERFACE, source, _lasting(value), output, HERE.cross))

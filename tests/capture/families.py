@@ -595,6 +595,28 @@ def gradients(maps: Sequence[Tensor], model: nn.Module) -> Tensor:
     )
 
 
+def look(model: nn.Module, inputs: Inputs, inner: nn.Module | None = None) -> tuple[Seen, Tensor]:
+    """What is seen, and the gradient of the model's output and of all weights together."""
+    with watch(model) as seen:
+        torch.manual_seed(5)
+        output = model(**inputs)
+    tensors = [value for value in output.values() if isinstance(value, Tensor)]
+    maps = [call.weights() for call in seen]
+    return seen, gradients([*maps, tensors[0]], inner or model)
+
+
+def same(ours: Seen, theirs: Seen) -> None:
+    """Hold two views of one model to each other, call by call."""
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.name, one.cross, one.causal) == (other.name, other.cross, other.causal)
+        torch.testing.assert_close(one.weights(), other.weights(), rtol=0, atol=1e-6)
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    """Hold two gradients to each other, relative to the largest entry."""
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+
+
 def log_block_apart(call: Call, wanted: Tensor) -> float:
     """How far a block of the call, renormalised as logarithms, is from that of given weights."""
     b, _, q, k = call.shape
