@@ -11,6 +11,7 @@ from torch import Tensor
 from overt.attention import Layout, Span
 from overt.capture.grids import Patches, Size, cells_span, compact, empty, patch_positions
 from overt.capture.probe import Tiles
+from overt.capture.processors import tile_geometries
 from overt.geometry import PixelGeometry
 
 
@@ -27,6 +28,35 @@ class Photos:
         if any(len(rows) != 1 for rows in self.rows) or len(self.tiles.geometries) != 1:
             raise ValueError("this model takes one photo a sample and no tiles")
         return self.tiles.geometries[0]
+
+
+def photos_of(processor: Any, images: Sequence[Any]) -> Photos:
+    """The photos of a batch, given as pictures or (height, width), one or a list a sample."""
+    if processor is None:
+        raise ValueError("photos were given without the processor that brought them to the model")
+    nested = [
+        list(each) if isinstance(each, list | tuple) and not _is_size(each) else [each]
+        for each in images
+    ]
+    sizes = [_size(image) for each in nested for image in each]
+    counted = iter(range(len(sizes)))
+    rows = tuple(tuple(next(counted) for _ in each) for each in nested)
+    return Photos(rows, tuple(sizes), tile_geometries(processor, sizes))
+
+
+def _is_size(value: Any) -> bool:
+    return len(value) == 2 and all(isinstance(n, int) for n in value)
+
+
+def _size(image: Any) -> tuple[int, int]:
+    """The (height, width) of a photo, or the pair itself."""
+    if isinstance(image, tuple | list):
+        return int(image[0]), int(image[1])
+    if hasattr(image, "getbands"):  # a PIL picture, which says width first
+        return int(image.size[1]), int(image.size[0])
+    shape = tuple(image.shape)
+    height, width = shape[-2:] if len(shape) == 3 and shape[0] in (1, 3) else shape[:2]
+    return int(height), int(width)
 
 
 def grid_spans(

@@ -14,7 +14,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from overt.attention import Layout, Span
-from overt.capture.embedded import Photos, anyres_spans, grid_spans, merged_layout, tile_spans
+from overt.capture.embedded import (
+    Photos,
+    anyres_spans,
+    grid_spans,
+    merged_layout,
+    photos_of,
+    tile_spans,
+)
 from overt.capture.grids import (
     cells_span,
     compact,
@@ -23,7 +30,6 @@ from overt.capture.grids import (
     patches_of,
     vision_layout,
 )
-from overt.capture.processors import tile_geometries
 from overt.capture.tokens import Text, locate, special
 from overt.geometry import TextGeometry
 
@@ -78,8 +84,8 @@ def layouts_of(
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     tokenizer = tokenizer or getattr(processor, "tokenizer", None)
-    photos = _photos(inputs, processor, images)
-    words = _Words(inputs, tokenizer, texts)
+    photos = None if images is None else photos_of(processor, images)
+    words = _Words(tokenizer, texts)
     config = getattr(model, "config", None)
     if kind in WINDOWED:
         raise ValueError(
@@ -118,9 +124,7 @@ def layouts_of(
 class _Words:
     """The texts of a batch, and who can say which of its tokens are theirs."""
 
-    def __init__(
-        self, inputs: Mapping[str, Any], tokenizer: Any, texts: Sequence[Text] | None
-    ) -> None:
+    def __init__(self, tokenizer: Any, texts: Sequence[Text] | None) -> None:
         if texts is not None and tokenizer is None:
             raise ValueError("texts were given without the tokenizer that knows their characters")
         self.tokenizer, self.texts = tokenizer, texts
@@ -175,43 +179,11 @@ def _decoder(inputs: Mapping[str, Any], words: _Words) -> dict[str, Layout]:
     ids = inputs.get("decoder_input_ids")
     if ids is None:
         return {}
-    own = _Words(inputs, words.tokenizer, None)
+    own = _Words(words.tokenizer, None)
     return {"decoder": own.layout(ids, inputs.get("decoder_attention_mask"))}
 
 
 # --- photos
-
-
-def _photos(
-    inputs: Mapping[str, Any], processor: Any, images: Sequence[Any] | None
-) -> Photos | None:
-    if images is None:
-        return None
-    if processor is None:
-        raise ValueError("photos were given without the processor that brought them to the model")
-    nested = [
-        list(each) if isinstance(each, list | tuple) and not _is_size(each) else [each]
-        for each in images
-    ]
-    sizes = [_size(image) for each in nested for image in each]
-    counted = iter(range(len(sizes)))
-    rows = tuple(tuple(next(counted) for _ in each) for each in nested)
-    return Photos(rows, tuple(sizes), tile_geometries(processor, sizes))
-
-
-def _is_size(value: Any) -> bool:
-    return len(value) == 2 and all(isinstance(n, int) for n in value)
-
-
-def _size(image: Any) -> tuple[int, int]:
-    """The (height, width) of a photo, or the pair itself."""
-    if isinstance(image, tuple | list):
-        return int(image[0]), int(image[1])
-    if hasattr(image, "getbands"):  # a PIL picture, which says width first
-        return int(image.size[1]), int(image.size[0])
-    shape = tuple(image.shape)
-    height, width = shape[-2:] if len(shape) == 3 and shape[0] in (1, 3) else shape[:2]
-    return int(height), int(width)
 
 
 def _vision(tower: nn.Module, inputs: Mapping[str, Any], photos: Photos | None) -> Layout:

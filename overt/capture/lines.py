@@ -91,12 +91,17 @@ def _whole(axis: Axis, line: Line, inner: Bool[np.ndarray, " n"], scales: Sequen
     """
     at, photo = float(axis.at[inner].mean()), float(axis.photo[inner].mean())  # surest here
     measured = line[0]
-    sizes = [scale * axis.size for scale in scales]
-    near = [size for size in sizes if abs(size - measured * axis.size) < max(1.0, 0.01 * abs(size))]
-    resized = near[0] if near else float(round(measured * axis.size))
+    reach = float(np.ptp(axis.at[inner])) / 2
+
+    def departs(scale: float) -> float:  # in photo pixels, from what was measured
+        return abs(1 / scale - 1 / measured) * reach
+
+    shared = min(scales, key=departs, default=0.0)
+    agrees = bool(shared) and departs(shared) < 0.1 + 0.25 * axis.step
+    resized = shared * axis.size if agrees else float(round(measured * axis.size))
     moved = at - photo * resized / axis.size
-    whole = near or abs(measured * axis.size - resized) < 0.4
-    if resized and whole and abs(moved - round(moved)) < WHOLE:
+    whole = agrees or abs(measured * axis.size - resized) < 0.4
+    if resized and whole and abs(moved - round(moved)) < (0.5 if agrees else WHOLE):
         return resized / axis.size, float(round(moved))
     window = round(axis.length / measured)  # photo pixels under the canvas, negative if mirrored
     room = WHOLE / max(1.0, abs(measured))

@@ -129,12 +129,18 @@ def _explain(
     order = sorted(range(len(decoded)), key=lambda at: -decoded[at].area)
     placed: dict[int, Placed] = {}
     for at in order:
-        placed[at] = _located(decoded[at], [placed[a].scale for a in placed if decoded[a].area])
+        borrowed = [placed[a].scale for a in placed] if _strip(decoded[at]) else []
+        placed[at] = _located(decoded[at], borrowed)
     if len(placed) > 1:  # what the tiles of one picture say of its size, taken together
-        shown = [placed[at] for at in order if decoded[at].area]
-        alike = {at: _agreed(placed[at], shown, ramps.size) for at in order}
-        placed = {at: _located(decoded[at], [alike[at]]) for at in order}
+        well = [placed[at] for at in order if 2 * decoded[at].area >= decoded[order[0]].area]
+        scales = list(dict.fromkeys(_agreed(tile, well, ramps.size) for tile in well))
+        placed = {at: _located(decoded[at], scales) for at in order}
     return [placed[at] for at in range(len(decoded))]
+
+
+def _strip(seen: Decoded) -> bool:
+    """Whether too little is shown along an axis to measure it alone."""
+    return any(side.stop - side.start < 24 for side in seen.window)
 
 
 def _agreed(tile: Placed, tiles: Sequence[Placed], size: Size) -> tuple[float, float]:
@@ -148,12 +154,14 @@ def _agreed(tile: Placed, tiles: Sequence[Placed], size: Size) -> tuple[float, f
         if all(abs(a / b - 1) < 0.01 for a, b in zip(other.scale, tile.scale, strict=True))
     ]
     found = []
-    for axis, scale in enumerate(tile.scale):
-        side = tile.canvas[axis]
+    for axis, side in enumerate(tile.canvas):
+        scale = float(np.median([one.scale[axis] for one in near]))
         centres = np.array([(side / 2 - one.offset[axis]) / one.scale[axis] for one in near])
-        steps = np.round((centres - centres[:1]) * scale / side) if near else np.zeros(0)
-        measured = np.polyfit(centres, steps * side, 1)[0] if np.ptp([0, *steps]) else scale
-        found.append((round(measured * size[axis]) or measured * size[axis]) / size[axis])
+        steps = np.round((centres - centres[0]) * scale / side)
+        if np.ptp(steps):
+            measured = float(np.polyfit(centres, steps * side, 1)[0])
+            scale = measured if abs(measured / scale - 1) < 0.01 else scale  # or with gaps between
+        found.append((round(scale * size[axis]) or scale * size[axis]) / size[axis])
     return found[0], found[1]
 
 
@@ -216,6 +224,7 @@ def _check(seen: Decoded, axis: int, line: Line) -> None:
     known = np.isfinite(wrong)
     counts = known.sum(axis=1)
     means = np.where(known, wrong, 0).sum(axis=1) / np.maximum(counts, 1)
+    counts = np.where(counts < 24, 0, counts)  # the mean of a strip is mostly noise
     # a row's mean is free of most rounding; the rim of a photo is drawn inwards by the filter
     room = slack(1 / seen.ramps.along[axis]) + 0.25 / abs(scale)
     if counts.any() and np.abs(means - np.median(means[counts > 0]))[counts > 0].max() > room:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from overt.capture.embedded import photos_of
 from overt.capture.layouts import layouts_of
 
 transformers = pytest.importorskip("transformers", reason="models come from transformers")
@@ -276,3 +277,13 @@ def test_a_processor_with_other_settings_is_found_out():
     inputs = {**given, "input_ids": torch.tensor([[TOKEN] * 16])}
     with pytest.raises(ValueError, match="settings of the processor"):
         layouts_of(model, inputs, processor=images, images=SIZES[:1])
+
+
+def test_photos_are_pictures_arrays_or_sizes_alone_or_several():
+    made = processor("vit", size={"height": 32, "width": 32})
+    array, channels_first = np.zeros((60, 100, 3), np.uint8), torch.zeros(3, 90, 50)
+    found = photos_of(made, [photo((60, 100)), [array, (90, 50)], channels_first])
+    assert found.rows == ((0,), (1, 2), (3,))
+    assert found.sizes == ((60, 100), (60, 100), (90, 50), (90, 50))
+    with pytest.raises(ValueError, match="one photo a sample"):
+        found.alone()
