@@ -228,14 +228,15 @@ class _Rows:
             raise ValueError(
                 f"layers of {sorted(heads)} heads do not stack; choose with `layers` or `where`"
             )
+        # A large model may have its layers on several devices; its rows are small.
+        layers = [layer.to(self.layers[0].values.device) for layer in self.layers]
         order = (Kind.SUBPROBABILITY, Kind.AMOUNT, Kind.SIGNED)
-        visible = torch.stack([layer.visible for layer in self.layers])
         return AttentionMap(
-            torch.cat([layer.weights for layer in self.layers], dim=1),
-            self.layers[0].keys,
+            torch.cat([layer.weights for layer in layers], dim=1),
+            layers[0].keys,
             POINT,
-            visible.any(dim=0),
-            max((layer.kind for layer in self.layers), key=order.index),
+            torch.stack([layer.visible for layer in layers]).any(dim=0),
+            max((layer.kind for layer in layers), key=order.index),
         )
 
 

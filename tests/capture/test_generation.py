@@ -231,6 +231,49 @@ def test_every_cache_gives_the_same_rows(name: str, search: str, cache: dict[str
     same(found, with_future(wanted, 12))
 
 
+@pytest.mark.parametrize(
+    "cache", [{"use_cache": False}, {"cache_implementation": "static"}], ids=str
+)
+@pytest.mark.parametrize("own", ["cross_attentions", "decoder_attentions"])
+def test_every_cache_of_an_encoder_decoder(own: str, cache: dict[str, Any]) -> None:
+    model, given = made("t5"), inputs("t5")
+    where, keys = (None, None) if own[0] == "c" else (lambda call: not call.cross, slice(0, 8))
+    settings = {**given, **SEARCHES["beams"], **cache, "max_new_tokens": 5}
+    found = generate(model, keys, where=where, **settings)
+    sequences = found.output.sequences
+    wanted = expected(taught(model, given, sequences, own), sequences, 1)
+    same(found, wanted if keys is None else with_future(wanted, 8))
+
+
+def test_a_captioner_made_of_two_models_each_of_which_could_write() -> None:
+    encoder = transformers.ViTConfig(**{k: v for k, v in PICTURE.items() if k != "model_type"})
+    decoder = transformers.GPT2Config(**MODELS["gpt2"][2], add_cross_attention=True)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    model = transformers.VisionEncoderDecoderModel(config).eval()
+    given = {"pixel_values": noise(2, 3, 24, 24)}
+    found = generate(model, **given, **SEARCHES["beams"], max_new_tokens=5, min_new_tokens=5,
+                     decoder_start_token_id=1, pad_token_id=0, eos_token_id=END)  # fmt: skip
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(given["pixel_values"].repeat_interleave(2, dim=0), output_attentions=True,
+                       decoder_input_ids=found.output.sequences)  # fmt: skip
+    whole = torch.stack(output.cross_attentions, dim=1)
+    wanted = expected(whole, found.output.sequences, 1)
+    torch.testing.assert_close(found.attention.weights, wanted, atol=1e-6, rtol=0)
+
+
+def test_a_prompt_of_embeddings() -> None:
+    model, given = made("llama"), words()
+    embedded = {**given, "inputs_embeds": model.get_input_embeddings()(given["input_ids"]).detach()}
+    del embedded["input_ids"]
+    for search in ("greedy", "beams"):
+        plain = generate(model, **given, **SEARCHES[search], max_new_tokens=5)
+        found = generate(model, **embedded, **SEARCHES[search], max_new_tokens=5)
+        assert torch.equal(found.output.sequences, plain.output.sequences[:, 9:])
+        torch.testing.assert_close(found.attention.weights, plain.attention.weights)
+
+
 def test_a_prompt_that_is_in_the_cache_already() -> None:
     model, given = made("mistral"), words(padded=0)
     with torch.no_grad():
