@@ -78,9 +78,10 @@ def measure(canvases: Canvases, sizes: Sequence[Size], repeats: int = 1) -> Tile
 def _place(canvases: Canvases, size: Size, repeats: int) -> list[Placed]:
     """The placing of a photo of one size on each canvas it becomes."""
     whole = Ramps(size, (0, 0, *size))
-    low, high, across = (_made(canvases, p) for p in (dark(size), bright(size), whole.picture(1)))
+    rising = whole.picture(1)
+    low, high, across = (_made(canvases, p) for p in (dark(size), bright(size), rising))
     for _ in range(repeats):
-        again = _made(canvases, whole.picture(1))
+        again = _made(canvases, rising)
         if not all(map(np.array_equal, across, again)):
             raise NotAffine("the same photo came out differently twice, so something is random")
     placed = _explain(whole, low, high, _made(canvases, whole.picture(0)), across)

@@ -62,17 +62,16 @@ class Ramps:
     def picture(self, axis: int) -> Photo:
         """The picture that rises along `axis`, 0 for down."""
         y0, x0, y1, x1 = self.window
-        y = (np.arange(self.size[0]).clip(y0, y1 - 1) - y0)[:, None]
-        x = (np.arange(self.size[1]).clip(x0, x1 - 1) - x0)[None, :]
         rise = (self.along[0], self.aside[1]) if axis == 0 else (self.aside[0], self.along[1])
-        exact = DARK + rise[0] * y + rise[1] * x
-        rows, columns = np.arange(self.size[0])[:, None], np.arange(self.size[1])[None, :]
+        y = rise[0] * (np.arange(self.size[0]).clip(y0, y1 - 1) - y0)
+        x = rise[1] * (np.arange(self.size[1]).clip(x0, x1 - 1) - x0)
+        level = np.add.outer(DARK + y, x, dtype=np.float32)
         if min(self.along) < 1:
             # neighbours that differ by one level or none would be rounded to the nearest of them
-            exact = exact + GRAIN * ((0.4656 * rows + 0.6823278 * columns) % 1 - 0.5)
+            level += GRAIN * (_spread(self.size, 0.4656, 0.6823278) - 0.5)
         # thresholds spread evenly over rows and columns: no band of pixels is rounded one way
-        threshold = (0.7548776662 * rows + 0.5698402910 * columns) % 1
-        return np.floor(exact + threshold).astype(np.uint8)[..., None].repeat(3, axis=2)
+        level += _spread(self.size, 0.7548776662, 0.5698402910)
+        return level.astype(np.uint8)[..., None].repeat(3, axis=2)
 
     def points(
         self, down: Float[np.ndarray, "y x"], across: Float[np.ndarray, "y x"]
@@ -82,6 +81,14 @@ class Ramps:
         both = gy * gx - ty * tx
         y, x = (gx * down - tx * across) / both, (gy * across - ty * down) / both
         return np.stack([y + self.window[0] + 0.5, x + self.window[1] + 0.5])
+
+
+def _spread(size: Size, down: float, across: float) -> Float[np.ndarray, "y x"]:
+    """Numbers from 0 to 1, spread evenly along every row and every column."""
+    y, x = np.arange(size[0]) * down % 1, np.arange(size[1]) * across % 1
+    both = np.add.outer(y, x, dtype=np.float32)
+    both -= both >= 1
+    return both
 
 
 def decode(
