@@ -43,12 +43,15 @@ class Summed(Protocol):
         ...
 
 
-Judge = Callable[[Seen, Any], Summed]  # what was seen of a batch, and the batch
+Judge = Callable[[Seen, Any], Summed | None]  # of what was seen and its batch; None: no target
 
 
 @dataclass(frozen=True, eq=False)
 class Supervised(Output):
-    """An output with the loss on its attention, which was computed inside the forward pass."""
+    """An output with the loss on its attention, which was computed inside the forward pass.
+
+    None for a batch of which the loss had nothing to say.
+    """
 
     loss: Summed | None = None
 
@@ -141,10 +144,11 @@ class Adopted(nn.Module):
             )
         return result, seen
 
-    def judge(self, seen: Seen, batch: Any, prediction: Tensor) -> Summed:
+    def judge(self, seen: Seen, batch: Any, prediction: Tensor) -> Summed | None:
         """The loss on what was seen, tied to the prediction."""
-        assert self.loss is not None
-        loss = self.loss(seen, batch)
+        loss = None if self.loss is None else self.loss(seen, batch)
+        if loss is None:
+            return None
         return replace(loss, total=tie(loss.total, prediction))  # type: ignore[type-var]
 
 
@@ -171,8 +175,9 @@ def adopt(
     out of what was seen: `last`, `every` or your own. `remove(batch, mask)` gives a batch without
     what the mask removes, where hiding keys is not enough.
 
-    `loss(seen, batch)` is computed inside the forward pass and comes out as `output.loss`. That is
-    the place for it when the model is wrapped for many processes: wrap what comes out of here.
+    `loss(seen, batch)` is computed inside the forward pass and comes out as `output.loss`; None is
+    for a batch without a target. That is the place for it when the model is wrapped for many
+    processes: wrap what comes out of here.
     """
     if bare(model) is not model and type(model).__name__ != "OptimizedModule":
         raise ValueError(

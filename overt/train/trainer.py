@@ -84,7 +84,7 @@ def check_reaches(model: nn.Module, loss: Loss | Float[Tensor, ""]) -> tuple[str
 @contextmanager
 def loss_inside(
     model: nn.Module,
-    loss: Callable[[Seen, Mapping[str, Any]], Loss],
+    loss: Callable[[Seen, Mapping[str, Any]], Loss | None],
     layout: Laid | None = None,
     layers: Collection[int | str] | None = None,
     only: Collection[str] = (),
@@ -94,7 +94,7 @@ def loss_inside(
     Its outputs then also hold `attention_loss`, a sum, and `attention_rows`, its count. It stays
     the user's own model: wrappers for many processes, saving and resuming work as they did.
     `loss(seen, inputs)` and `layout(inputs)` get the inputs by name; those named in `only` are for
-    them and are kept from the model.
+    them and are kept from the model. A loss of None, of a batch without targets, adds nothing.
     """
     before = model.forward
     names = inspect.signature(before)
@@ -126,6 +126,8 @@ def _seen_inside(adopted: Adopted, inputs: Mapping[str, Any], run: Callable[...,
             "Hugging Face model with return_dict=True, or overt.adopt(model, loss=...)"
         )
     judged = adopted.judge(seen, inputs, prediction_of(output))
+    if judged is None:
+        return output
     assert isinstance(judged, Loss)
     found = {TOTAL: judged.weight * judged.total, ROWS: judged.count.to(judged.total)}
     return _wider(type(output))(**output, **found)
@@ -223,6 +225,8 @@ class AttentionLoss:
         task, outputs = super().compute_loss(  # type: ignore[misc]
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
+        if TOTAL not in outputs and not model.training:  # evaluation may go without targets
+            return (task, outputs) if return_outputs else task
         attention = _total(outputs) / self._rows(model, outputs).clamp_min(1)
         if model.training:
             self._noted = (*self._noted, attention.detach())

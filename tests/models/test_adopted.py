@@ -191,6 +191,13 @@ def test_the_loss_inside_is_the_loss_outside() -> None:
         torch.testing.assert_close(one.grad, expected)
 
 
+def test_a_batch_without_a_target_has_no_loss() -> None:
+    output = tiny.adopted_vit(loss=lambda seen, batch: None)(toy_batch())
+    assert isinstance(output, Supervised) and output.loss is None
+    leaves, shape = _pytree.tree_flatten(output)
+    assert _pytree.tree_unflatten(leaves, shape).loss is None
+
+
 def test_a_tie_adds_zeros_and_nothing_else() -> None:
     x, y = torch.tensor(2.0, requires_grad=True), torch.tensor([torch.inf], requires_grad=True)
     tied = tie(x * 3, y * 1)
@@ -212,6 +219,7 @@ def test_wrappers_find_every_tensor_of_an_output() -> None:
     assert again.loss.weight == output.loss.weight
 
 
+@pytest.mark.long
 def test_a_compiled_model_can_be_adopted() -> None:
     """In a process of its own: the shape checks of the tests do not compile."""
     done = subprocess.run(

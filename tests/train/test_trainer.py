@@ -1,6 +1,7 @@
 """A loss on attention in loops of others: the same step however a batch is cut, and it arrives."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertForSequenceClassification, Trainer
 
+from overt.capture.seen import Seen
 from overt.models.adopted import adopt
 from overt.supervise import Loss
 from overt.train.trainer import check_reaches, compute_loss, label_loss, loss_inside, shared_mean
@@ -119,6 +121,22 @@ def test_trainer_evaluates_and_saves_the_users_model(tmp_path: Path) -> None:
     assert seen["predictions"].shape == (8, 3)  # logits and nothing else
     again = BertForSequenceClassification.from_pretrained(tmp_path / "kept")
     assert_same(again, model)
+
+
+def test_evaluation_may_go_without_targets(tmp_path: Path) -> None:
+    model = bert()
+    bare = [{n: v for n, v in Sentences()[at].items() if n != "target"} for at in range(8)]
+
+    def judge(seen: Seen, inputs: Mapping[str, Any]) -> Loss | None:
+        return evidence(seen, inputs) if "target" in inputs else None
+
+    with loss_inside(model, judge, LAYOUT, only=["target"]):
+        trainer = Supervised(model, arguments(tmp_path, 8), eval_dataset=bare)
+        found = trainer.evaluate()
+        with pytest.raises(ValueError, match="no loss on attention"):
+            trainer.compute_loss(model.train(), everything_but_target())
+    _, [(task, _)] = by_hand(steps=1)
+    assert found["eval_loss"] == pytest.approx(task, rel=1e-4)
 
 
 # --- the loss inside the model --------------------------------------------------------------
