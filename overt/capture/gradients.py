@@ -20,6 +20,7 @@ from torch import Tensor
 from overt.attention import AttentionMap, Kind
 from overt.capture.call import ALL, Call, Index, Written, take
 from overt.capture.maps import (
+    exactly,
     hidden_rows,
     listed,
     onto_itself,
@@ -28,7 +29,7 @@ from overt.capture.maps import (
     portions,
     shared_mask,
 )
-from overt.capture.rollout import reached
+from overt.capture.rolling import reached
 from overt.capture.seen import Seen, Where
 
 
@@ -82,6 +83,7 @@ def slopes(seen: Seen, target: Tensor, create_graph: bool = False) -> list[Slope
     return [_slope(call, by_end) for call in seen.calls]
 
 
+@exactly
 def gradient_attention(
     seen: Seen, target: Tensor, rows: Where | None = None, create_graph: bool = False
 ) -> AttentionMap:
@@ -104,6 +106,7 @@ def gradient_attention(
     return AttentionMap(values, keys, queries, mask, Kind.SIGNED)
 
 
+@exactly
 def relevance(
     seen: Seen,
     target: Tensor,

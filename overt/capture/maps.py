@@ -1,6 +1,8 @@
 """Maps read straight off one layer, and what every derived map shares: axes, rows, portions."""
 
 from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 import torch
 from jaxtyping import Bool, Int
@@ -11,6 +13,21 @@ from overt.capture.call import ALL, Call, Index, Projected
 from overt.capture.seen import Seen, Where, _resolve, _shared
 
 Fuse = Callable[..., Tensor]  # (weights, dim=, keepdim=True) -> weights: torch.mean, torch.amax
+Rest = ParamSpec("Rest")
+
+
+def exactly(
+    make: Callable[Concatenate[Seen, Rest], AttentionMap],
+) -> Callable[Concatenate[Seen, Rest], AttentionMap]:
+    """The same function, with products in the precision of its inputs also under autocast."""
+
+    @wraps(make)
+    def exact(seen: Seen, *args: Rest.args, **kwargs: Rest.kwargs) -> AttentionMap:
+        device = device_of(seen.calls[0]) if seen.calls else torch.device("cpu")
+        with torch.autocast(device.type, enabled=False):
+            return make(seen, *args, **kwargs)
+
+    return exact
 
 
 def raw(
@@ -51,6 +68,12 @@ def places(seen: Seen, rows: Where | None) -> tuple[Index, Layout, Layout]:
 def onto_itself(seen: Seen, what: str) -> None:
     """Refuse what cannot be followed from layer to layer: cross-attention, weights of any sign."""
     seen._some()
+    passes = len({call.step for call in seen.calls})
+    if passes > 1:
+        raise ValueError(
+            f"{what} follows one pass through the model, and {passes} were seen; choose one with "
+            "at(step)"
+        )
     for call in seen.calls:
         _, _, q, k = call.shape
         if call.cross or q != k:

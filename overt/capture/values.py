@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from overt.attention import AttentionMap, Kind, Layout
 from overt.capture.call import Call, Index
-from overt.capture.maps import hidden_rows, places, shared_mask
+from overt.capture.maps import exactly, hidden_rows, places, shared_mask
 from overt.capture.seen import Seen, Where, _positions
 from overt.capture.watching import watch
 
@@ -51,6 +51,7 @@ def projection_in(model: nn.Module) -> Project:
     return find
 
 
+@exactly
 def value_norms(
     seen: Seen, rows: Where | None = None, project: Project = own_projection
 ) -> AttentionMap:
@@ -67,6 +68,7 @@ def value_norms(
     return _amounts(seen, torch.stack(values, dim=1), at, queries, keys)
 
 
+@exactly
 def summed_value_norms(
     seen: Seen, rows: Where | None = None, project: Project = own_projection
 ) -> AttentionMap:

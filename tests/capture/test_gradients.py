@@ -110,6 +110,15 @@ def test_the_result_has_no_half_gradient_otherwise() -> None:
     scores.sum().backward()  # the graph is still there
 
 
+def test_autocast_around_it_changes_nothing() -> None:
+    seen, scores = seen_of(Encoder().float(), inputs().float())
+    for make in (relevance, gradient_attention):
+        expected = make(seen, scores[:, 1]).values
+        with torch.autocast("cpu", torch.bfloat16):
+            found = make(seen, scores[:, 1]).values
+        torch.testing.assert_close(found, expected)
+
+
 class Multi(nn.Module):
     """`nn.MultiheadAttention`, fused or asked for its weights."""
 

@@ -4,11 +4,12 @@ from torch import Tensor
 
 from overt import attention
 from overt.attention import AttentionMap, Kind, words
-from overt.capture import rollout as module
+from overt.capture import rolling as module
 from overt.capture.call import Call, Projected, Route
 from overt.capture.maps import Fuse
-from overt.capture.rollout import rollout
+from overt.capture.rolling import rollout
 from overt.capture.seen import Seen
+from overt.capture.watching import watch
 from tests.capture.encoder import Encoder, inputs, padding, seen_of
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -145,6 +146,37 @@ def test_a_row_without_keys_in_one_layer_only_keeps_itself() -> None:
         torch.testing.assert_close(found.values, expected.values, **EXACT)
 
 
+def test_a_row_without_keys_in_any_layer_is_zero() -> None:
+    allowed = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    allowed[..., 1, :] = allowed[..., 1] = False
+    leaves = torch.randn(6, 1, 2, 4, 3).double().requires_grad_()
+    sources = [Projected(leaves[i], leaves[i + 3], 0.5, allowed=allowed) for i in range(3)]
+    seen = Seen([Call("", torch.nn.Identity(), one, Route.SDPA, False) for one in sources])
+    expected = attention.rollout(seen.map()).layer(-1)
+    (theirs,) = torch.autograd.grad(expected.values.square().sum(), leaves, retain_graph=True)
+    for portion in PORTIONS:
+        for rows in (None, torch.arange(4)[None]):
+            found = rollout(seen, rows, portion=portion).check()
+            torch.testing.assert_close(found.values, expected.values, **EXACT)
+            assert torch.equal(found.visible, expected.visible) and not found.rows[0, 1]
+            (mine,) = torch.autograd.grad(found.values.square().sum(), leaves, retain_graph=True)
+            torch.testing.assert_close(mine, theirs, **EXACT)
+
+
+def test_autocast_does_not_make_it_coarse() -> None:
+    model = Encoder().float()
+    seen, _ = seen_of(model, inputs().float())
+    expected = rollout(seen)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = rollout(seen)
+        found.values[..., 0].square().sum().backward(retain_graph=True)
+    mine = model.blocks[0].attention.q.weight.grad.clone()
+    model.zero_grad()
+    expected.values[..., 0].square().sum().backward()
+    torch.testing.assert_close(found.values, expected.values)
+    torch.testing.assert_close(mine, model.blocks[0].attention.q.weight.grad, rtol=0.05, atol=1e-4)
+
+
 def test_learned_biases_get_their_gradient() -> None:
     bias = torch.randn(1, 2, 5, 5).double().requires_grad_()
     calls = []
@@ -216,7 +248,14 @@ def test_half_precision_sums_in_single() -> None:
 
 
 def test_what_cannot_be_rolled_out_is_refused() -> None:
-    seen, _ = seen_of(Encoder(), inputs())
+    model = Encoder()
+    with watch(model) as twice:
+        model(inputs())
+        model(inputs())
+    with pytest.raises(ValueError, match=r"2 were seen; choose one with at\(step\)"):
+        rollout(twice)
+    assert len(twice.at(0)) == 3 and rollout(twice.at(0)).check()
+    seen, _ = seen_of(model, inputs())
     with pytest.raises(ValueError, match=r"a share of 1.0 cannot be discarded"):
         rollout(seen, discard=1.0)
     q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)

@@ -8,6 +8,7 @@ second time in the backward pass, so that what is kept grows with the length of 
 with its square.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from overt.attention import AttentionMap, Kind
 from overt.capture.call import ALL, Call, Index, Projected, _part
 from overt.capture.maps import (
     Fuse,
+    exactly,
     hidden_rows,
     listed,
     onto_itself,
@@ -35,6 +37,7 @@ from overt.capture.seen import Seen, Where
 SHORT = 512
 
 
+@exactly
 def rollout(
     seen: Seen,
     rows: Where | None = None,
@@ -148,6 +151,16 @@ def _sum(state: Tensor, call: Call, mixed: Mixed, size: int) -> Tensor:
     return total
 
 
+def _outside_autocast(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    """A backward pass may be started under autocast, which would round its products."""
+
+    def exact(ctx: Any, gradient: Tensor) -> Any:
+        with torch.autocast(gradient.device.type, enabled=False):
+            return backward(ctx, gradient)
+
+    return exact
+
+
 class _Travel(torch.autograd.Function):
     """`travel` that keeps queries and keys, and makes the weights again in its backward pass."""
 
@@ -161,6 +174,7 @@ class _Travel(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_outside_autocast
     def backward(ctx: Any, gradient: Tensor) -> Any:
         state, query, key = ctx.saved_tensors
         into_state, into_query = torch.empty_like(state), torch.empty_like(query)
@@ -233,6 +247,7 @@ class _MeanTravel(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_outside_autocast
     def backward(ctx: Any, gradient: Tensor) -> Any:
         given, shares, query, key, logs = ctx.saved_tensors
         source = replace(ctx.source, query=query, key=key)
@@ -267,12 +282,14 @@ def _highest(
     weights: Float[Tensor, "b s k"], visible: Bool[Tensor, "b #s k"] | None, discard: float
 ) -> Bool[Tensor, "b s k"]:
     """All but the lowest share of the keys that each query may see; of equals the first goes."""
-    count = torch.tensor(weights.shape[-1], device=weights.device)
+    k = weights.shape[-1]
+    count = torch.tensor(k, device=weights.device)
     if visible is not None:
         weights = weights.masked_fill(~visible, torch.inf)
         count = visible.sum(dim=-1, keepdim=True)
-    place = weights.argsort(dim=-1, stable=True).argsort(dim=-1)
-    return place >= (count * discard).floor()
+    order = weights.argsort(dim=-1, stable=True)
+    enough = torch.arange(k, device=weights.device) >= (count * discard).floor()
+    return torch.empty_like(order, dtype=torch.bool).scatter_(-1, order, enough.expand_as(order))
 
 
 def reached(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
 from overt.capture.maps import Fuse, hidden_rows
-from overt.capture.rollout import reached
+from overt.capture.rolling import reached
 
 # One network is solved for each row and input. So many edges in all take about a minute.
 MOST_EDGES = 1_000_000_000
@@ -85,9 +85,10 @@ def _from(layers: Float[Tensor, "l n n"], row: int) -> Float[Tensor, " n"]:
     if row < 0:
         return layers.new_zeros(layers.shape[-1])
     above = _cuts(layers.detach().double().cpu().numpy(), row).to(layers.device)
-    return torch.einsum(
-        "jki,kim,jkm->j", above[:, 1:].to(layers), layers, (~above[:, :-1]).to(layers)
-    )
+    with torch.autocast(layers.device.type, enabled=False):
+        return torch.einsum(
+            "jki,kim,jkm->j", above[:, 1:].to(layers), layers, (~above[:, :-1]).to(layers)
+        )
 
 
 def _cuts(layers: Any, row: int) -> Bool[Tensor, "n levels n"]:
