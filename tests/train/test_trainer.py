@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,3 +217,37 @@ def test_one_process_shares_with_itself() -> None:
     loss = Loss(torch.tensor(6.0), torch.tensor(3), weight=0.5)
     assert shared_mean(loss) == 1.0
     assert shared_mean(Loss(torch.tensor(0.0), torch.tensor(0))) == 0.0
+
+
+# --- the example of the documentation -------------------------------------------------------
+
+
+class StandIn(nn.Module):
+    """What the example needs of a LightningModule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: dict[str, float] = {}
+
+    def log(self, name: str, value: Tensor) -> None:
+        self.logged[name] = value.item()
+
+
+def test_the_lightning_example_learns() -> None:
+    """It is text on its page, for Lightning is no dependency; here it runs with a stand-in."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "training-attention.md").read_text()
+    first = page.split("```python\n")[1].split("```")[0]
+    example = page.split("## Lightning")[1].split("```text\n")[1].split("```")[0]
+    names: dict[str, Any] = {"lightning": SimpleNamespace(LightningModule=StandIn)}
+    exec(first, names)  # noqa: S102
+    exec(example, names)  # noqa: S102
+    module = names["Looking"](names["bert"]())
+    optimizer = module.configure_optimizers()
+    seen = []
+    for step in range(10):
+        optimizer.zero_grad()
+        module.training_step(names["batch"], step).backward()
+        optimizer.step()
+        seen.append(module.logged["attention_loss"])
+    assert seen[-1] < seen[0]
+    assert check_reaches(module, module.model(names["batch"]).loss)
