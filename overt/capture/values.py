@@ -190,6 +190,10 @@ def value_zeroing(
     gradient every run is kept; use `torch.no_grad()` when there is nothing to train.
     """
     args, kwargs, before = _given(run, block)
+    if kwargs.get("past_key_values") is not None:  # running again would add to it
+        raise ValueError(
+            "a layer with a cache does not run twice; call the model with use_cache=False"
+        )
     with watch(block) as seen:
         again = _output(block(*args, **kwargs))
     if again.shape != before.shape or not torch.allclose(again, before, rtol=1e-4, atol=1e-5):

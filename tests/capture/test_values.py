@@ -164,6 +164,41 @@ def test_zeroing_is_what_hooks_on_the_values_give(kind: str) -> None:
     assert not model.blocks[1]._forward_hooks and not model.blocks[1].attention._forward_hooks
 
 
+def test_zeroing_a_hugging_face_decoder() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=9,
+        hidden_size=12,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        initializer_range=0.5,
+    )
+    model = transformers.LlamaModel(config).double().eval()
+    ids = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
+    block = model.layers[-1]
+    whole: list[Tensor] = []
+    handle = block.register_forward_hook(lambda m, i, out: whole.append(out))
+    with torch.no_grad():
+        found = value_zeroing(lambda: model(ids, use_cache=False), block).check()
+        whole.clear()
+        model(ids, use_cache=False)
+        for j in range(5):
+            at = torch.tensor([j])
+            zero = block.self_attn.v_proj.register_forward_hook(
+                lambda m, i, out, at=at: out.index_fill(1, at, 0.0)
+            )
+            model(ids, use_cache=False)
+            zero.remove()
+    handle.remove()
+    full, *others = whole
+    expected = [1 - torch.cosine_similarity(full, one, dim=-1) for one in others]
+    torch.testing.assert_close(found.values[:, 0, 0], torch.stack(expected, dim=-1))
+    with pytest.raises(ValueError, match="use_cache=False"):
+        value_zeroing(lambda: model(ids), block)
+
+
 def test_zeroed_layers_roll_out_like_any_map() -> None:
     model, x = Encoder(), inputs()
     layout = words(7)
