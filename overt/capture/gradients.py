@@ -20,13 +20,16 @@ from torch import Tensor
 from overt.attention import AttentionMap, Kind
 from overt.capture.call import ALL, Call, Index, Written, take
 from overt.capture.maps import (
+    device_of,
     exactly,
     hidden_rows,
     listed,
+    one_hot_rows,
     onto_itself,
     places,
     portion_size,
     portions,
+    precision_of,
     shared_mask,
 )
 from overt.capture.rolling import reached
@@ -49,7 +52,7 @@ class Slope:
     def __call__(self, rows: Index = ALL) -> Float[Tensor, "b h s k"]:
         """The gradient of some rows of the weights."""
         if self.weights is not None:
-            return take(self.weights, rows, 2)
+            return take(self.weights, rows, 2).to(precision_of(self.call))
         assert self.output is not None and self.value is not None
         with torch.autocast(self.value.device.type, enabled=False):
             precise = torch.promote_types(self.value.dtype, torch.float32)
@@ -127,9 +130,8 @@ def relevance(
     b, _, q, _ = seen.calls[0].shape
     mask = shared_mask(seen)
     with torch.set_grad_enabled(create_graph):
-        first = listed(at, b, q, target.device)
-        state = torch.nn.functional.one_hot(first.clamp_min(0), q) * (first >= 0)[..., None]
-        state = state.to(found[-1](slice(0, 1)).dtype)
+        first = listed(at, b, q, device_of(seen.calls[-1]))
+        state = one_hot_rows(first, q, precision_of(seen.calls[-1]))
         for one in reversed(found):
             more = torch.zeros_like(state)
             for part in portions(q, portion or portion_size(one.call)):
@@ -140,7 +142,7 @@ def relevance(
     if shown is not None:  # a row that sees nothing is no query
         state = state * shown.any(dim=-1, keepdim=True)
     if isinstance(at, Tensor):
-        shown = hidden_rows(shown, (at >= 0).to(state.device), len(keys))
+        shown = hidden_rows(shown, first >= 0, len(keys))
     return AttentionMap(state[:, None, None], keys, queries, shown, Kind.AMOUNT)
 
 

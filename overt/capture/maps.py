@@ -5,7 +5,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap, Kind, Layout
@@ -112,6 +112,14 @@ def listed(at: Index, b: int, length: int, device: torch.device) -> Int[Tensor, 
     return torch.arange(length, device=device)[at].expand(b, -1)
 
 
+def one_hot_rows(
+    rows: Int[Tensor, "b s"], length: int, dtype: torch.dtype
+) -> Float[Tensor, "b s k"]:
+    """All weight of each row on its own position; nothing in a row that a sample does not have."""
+    own = torch.nn.functional.one_hot(rows.clamp_min(0), length)
+    return (own * (rows >= 0)[..., None]).to(dtype)
+
+
 def portions(count: int, size: int) -> Iterator[slice]:
     """The slices that cut `count` rows into portions of at most `size`."""
     for start in range(0, count, size):
@@ -126,4 +134,13 @@ def portion_size(call: Call) -> int:
 
 def device_of(call: Call) -> torch.device:
     """Where the tensors of a call are."""
-    return (call.source.query if isinstance(call.source, Projected) else call.source.used).device
+    return _tensor(call).device
+
+
+def precision_of(call: Call) -> torch.dtype:
+    """In which precision a call is calculated with: single, or what it has when that is more."""
+    return torch.promote_types(_tensor(call).dtype, torch.float32)
+
+
+def _tensor(call: Call) -> Tensor:
+    return call.source.query if isinstance(call.source, Projected) else call.source.used

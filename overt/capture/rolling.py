@@ -21,13 +21,16 @@ from overt.attention import AttentionMap, Kind
 from overt.capture.call import ALL, Call, Index, Projected, _part
 from overt.capture.maps import (
     Fuse,
+    device_of,
     exactly,
     hidden_rows,
     listed,
+    one_hot_rows,
     onto_itself,
     places,
     portion_size,
     portions,
+    precision_of,
     shared_mask,
 )
 from overt.capture.seen import Seen, Where
@@ -64,14 +67,17 @@ def rollout(
     alive = None if mask is None else mask.any(dim=-1).expand(b, q)
     mixed = Mixed(fuse, residual, discard, alive)
     *below, last = seen.calls
-    state = mixed(last, at)
-    if isinstance(at, Tensor):
-        state = state * (at >= 0).to(state.device)[..., None]
+    first = listed(at, b, q, device_of(last))
+    if first.shape[1] <= (portion or portion_size(last)):
+        state = mixed(last, at) * (first >= 0)[..., None]
+    else:  # too many rows to keep their weights in every head
+        below.append(last)
+        state = one_hot_rows(first, q, precision_of(last))
     for call in reversed(below):
         state = travel(state, call, mixed, portion)
     shown = None if mask is None else reached(mask.expand(b, q, q), at, residual, len(seen))
     if isinstance(at, Tensor):
-        shown = hidden_rows(shown, (at >= 0).to(state.device), len(keys))
+        shown = hidden_rows(shown, first >= 0, len(keys))
     kind = Kind.PROBABILITY if residual else Kind.AMOUNT
     return AttentionMap(state[:, None, None], keys, queries, shown, kind)
 
@@ -90,7 +96,7 @@ class Mixed:
 
     def __call__(self, call: Call, rows: Index = ALL) -> Float[Tensor, "b s k"]:
         """The rows of a layer as they were seen."""
-        return self.of(call, call.weights(rows), rows)
+        return self.of(call, call.weights(rows).to(precision_of(call)), rows)
 
     def of(
         self, call: Call, weights: Float[Tensor, "b h s k"], rows: Index

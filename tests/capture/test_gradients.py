@@ -119,6 +119,15 @@ def test_autocast_around_it_changes_nothing() -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_half_precision_is_multiplied_in_single(written: bool) -> None:
+    model = Encoder().bfloat16()
+    seen, scores = seen_of(model.written() if written else model, inputs().bfloat16())
+    for make in (relevance, gradient_attention):
+        found = make(seen, scores[:, 1]).check()
+        assert found.values.dtype == torch.float32
+
+
 class Multi(nn.Module):
     """`nn.MultiheadAttention`, fused or asked for its weights."""
 

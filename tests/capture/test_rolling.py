@@ -247,6 +247,18 @@ def test_half_precision_sums_in_single() -> None:
     assert all(one.grad is not None and one.grad.dtype == torch.bfloat16 for one in leaves)
 
 
+def test_half_weights_that_a_model_wrote_out_are_multiplied_in_single() -> None:
+    model = Encoder().written()
+    exact, _ = seen_of(model, inputs())
+    half, _ = seen_of(model.bfloat16(), inputs().bfloat16())
+    for portion in PORTIONS:
+        found = rollout(half, portion=portion)
+        assert found.values.dtype == torch.float32
+        torch.testing.assert_close(
+            found.values.double(), rollout(exact).values, rtol=0.2, atol=0.02
+        )
+
+
 def test_what_cannot_be_rolled_out_is_refused() -> None:
     model = Encoder()
     with watch(model) as twice:
