@@ -298,25 +298,71 @@ def report(
 
 
 @app.command()
+def look(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, hf:NAME or timm:NAME.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT...", help="A picture, a text in quotes, or one of each."),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The view to write: .html to look around in, .png or .svg.")
+    ] = Path("look.html"),
+    layer: Annotated[
+        str | None, typer.Option(help="A layer by number or by the name of its module; the last.")
+    ] = None,
+    head: Annotated[int | None, typer.Option(help="A head by number; the mean of all.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(help="What looks: a word, 'class', a position, or 'mean' of all."),
+    ] = None,
+    way: Annotated[
+        str,
+        typer.Option("--map", help="raw: weights of a layer; rollout: through all of them."),
+    ] = "raw",
+    device: Device = "cpu",
+) -> None:
+    """Show where a model looks: on the picture, in the words, in every layer and head."""
+    from overt.recipes import checks, folder, looking
+
+    wish = looking.Wish(layer, head, query, way)
+    looking.check(out, inputs, wish)
+    checks.device(device)
+    folder.usable(out.parent)
+    viewed = looking.look(model, inputs, out, wish, device, _say)
+    lines = [
+        [one.title, str(len(one.layers)), str(one.heads), looking.summary(one, choice)]
+        for one, choice in zip(viewed.panels, viewed.choices, strict=True)
+    ]
+    _print(viewed.title, ["attention", "layers", "heads", "drawn large"], lines)
+    for note in viewed.notes:
+        print(note)
+    print(f"\nThe view is in {out}.")
+
+
+@app.command()
 def doctor(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="The folder of a run to look into.")
+    subject: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN|MODEL", help="A run's folder, a model's, hf:NAME, timm:NAME."),
     ] = None,
     data: Data = None,
 ) -> None:
-    """Say what is here and what is missing, or what is wrong with a run folder."""
-    from overt.recipes import checks
+    """Say what is here and what is missing, what is wrong with a run, or what a model shows."""
+    from overt.recipes import checks, opening
     from overt.recipes import doctor as examine
 
     if data is not None:
         checks.data_root(data)
-    findings = examine.run_folder(run) if run is not None else examine.machine(data)
+    if subject is not None and opening.is_model(subject):
+        _show_model(subject)
+        return
+    findings = examine.machine(data) if subject is None else examine.run_folder(Path(subject))
     lines = [[one.what, one.found, one.advice] for one in findings]
-    _print(f"{run}" if run else "This machine", ["what", "found", "to do"], lines)
+    _print(subject or "This machine", ["what", "found", "to do"], lines)
     for one in findings:
         if one.wrong:
             sentence = f"{one.what}: {one.found} {one.advice}".rstrip()
-            raise Damaged(sentence) if run is not None else Failed(sentence)
+            raise Damaged(sentence) if subject is not None else Failed(sentence)
 
 
 @data_app.callback(invoke_without_command=True)
@@ -468,6 +514,19 @@ def _show_results(results: Mapping[str, Any]) -> None:
         f"{results['recipe']}, seed {results['seed']}, {results.get('seconds', 0):g} s of training"
     )
     _print(title, ["measure", "ours [95 %]", "unit", "split, n", "paper"], lines)
+
+
+def _show_model(name: str) -> None:
+    """A model's attention modules and how each can be seen; one that cannot is exit code 1."""
+    from overt.recipes import checkup
+
+    found = checkup.model(name, _say)
+    _print(name, ["what", "found"], found.facts)
+    print()
+    _print("Attention modules", checkup.HEADER, [one.line() for one in found.modules])
+    print(f"\n{found.verdict()}")
+    if found.problem:
+        raise Failed(found.problem)
 
 
 def _figures(paper: Mapping[str, Any]) -> str:

@@ -176,9 +176,10 @@
           context.clearRect(0, 0, canvas.width, canvas.height);
           const fine = smooth(values, rows, columns, times);
           context.drawImage(painted(fine, rows * times, columns * times, heat, 4, highest(values) || 1), 0, 0);
-          const sum = values.reduce((a, b) => a + b, 0);
-          told.textContent = `${highest(values).toPrecision(3)} · ${(100 * sum).toFixed(1)} % of the weight is on this picture`;
-          canvas.setAttribute("aria-label", `${block.name}: ${(100 * sum).toFixed(1)} % of the weight`);
+          const add = (all) => all.reduce((a, b) => a + b, 0);
+          const share = `${(100 * add(values) / (add(weights) || 1)).toFixed(1)} % of the weight`;
+          told.textContent = `${highest(values).toPrecision(3)} · ${share} is on this picture`;
+          canvas.setAttribute("aria-label", `${block.name}: ${share}`);
         });
       }
       const cell = (event) => {

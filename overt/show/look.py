@@ -287,7 +287,7 @@ def _table(shown: Panel, choice: Choice) -> Iterator[Strip]:
     yield Strip(cell * queries + side + 0.2, draw)
 
 
-def _frame(corner: tuple[float, float], width: float, height: float) -> Any:
+def _frame(corner: tuple[float, float], width: int, height: int) -> Any:
     from matplotlib.patches import Rectangle
 
     return Rectangle(corner, width, height, fill=False, edgecolor=INK, lw=0.8)

@@ -165,6 +165,13 @@ def test_a_cell_grid_without_its_photo_is_still_shown(tmp_path: Path) -> None:
     save(tmp_path / "bare.png", [bare], [choose(bare, query="image 0,1")])
 
 
+def test_the_row_of_the_query_is_framed_in_the_table() -> None:
+    shown = reading()
+    for query, frames in ((None, 0), ("$x$", 1)):
+        made = figure([shown], [choose(shown, query=query)])
+        assert sum(len(axes.patches) for axes in made.axes) == frames
+
+
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"ends in .png, .svg or .html"):
         save(tmp_path / "view.pdf", [reading()])

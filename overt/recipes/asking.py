@@ -1,0 +1,225 @@
+"""What a model is given to look at: a picture, a text or both, made into the inputs it takes."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overt.errors import BadInput
+from overt.recipes.opening import Subject
+
+NEW_TOKENS = 32  # how much of an answer is written by a model that reads first and then writes
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+Call = Callable[[Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What the model is to look at."""
+
+    text: str | None = None
+    photo: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Inputs for a model, what calls it, and what to know of both.
+
+    `text` is the text that was tokenised, which may be the one given inside a prompt.
+    """
+
+    inputs: Mapping[str, Any]
+    call: Call
+    given: Given
+    text: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def is_picture(word: str) -> bool:
+    """Whether an input names a file, or would if there were one: it ends as pictures do."""
+    with suppress(OSError, ValueError):  # a long text is no path at all
+        if Path(word).is_file():
+            return True
+    return " " not in word.strip() and word.lower().endswith(PICTURES)
+
+
+def read(inputs: Sequence[str]) -> Given:
+    """The photo and the text among the inputs."""
+    from overt.data.images import open_image
+
+    text, photo = None, None
+    for word in inputs:
+        if is_picture(word):
+            photo = open_image(Path(word))[0]
+        elif not word.strip():
+            raise BadInput("the text is empty; there is nothing in it to look at.")
+        else:
+            text = word
+    return Given(text, photo)
+
+
+def ask(subject: Subject, given: Given) -> Asked:
+    """The inputs that a model takes for what is given, and how it is called with them."""
+    if subject.transform is not None:
+        return _ask_timm(subject, given)
+    config = subject.model.config
+    reads, sees = _senses(subject)
+    if given.photo is not None and not sees:
+        raise BadInput(f"{subject.name} does not look at pictures; give it a text.")
+    if given.text is not None and not reads:
+        raise BadInput(f"{subject.name} does not read; give it a picture.")
+    if given.photo is not None and subject.image_processor is None:
+        raise BadInput(
+            f"{subject.name} has no preprocessor_config.json that can be used here, so how it "
+            "wants its pictures is not known."
+        )
+    if given.text is not None and subject.tokenizer is None:
+        raise BadInput(f"{subject.name} has no tokenizer beside it, so it cannot be given a text.")
+    towers = _towers(subject.model)
+    if given.photo is None or given.text is None:
+        if reads and sees and towers is None:
+            raise BadInput(f"{subject.name} wants a picture and a text together.")
+        return _ask_one(subject, given, towers)
+    text = _prompt(subject, given.text)
+    encoded = _encode(subject, text, given.photo)
+    call = keyword_call(subject.model)
+    return Asked(*_writing(subject, encoded, call), given, text, _cut(subject, encoded, config))
+
+
+def _senses(subject: Subject) -> tuple[bool, bool]:
+    """Whether a model reads text, and whether it looks at pictures."""
+    config = subject.model.config
+    parts = {name for name in ("vision_config", "text_config") if hasattr(config, name)}
+    if parts == {"vision_config", "text_config"}:
+        return True, True
+    takes = inspect.signature(subject.model.forward).parameters
+    return "input_ids" in takes, "pixel_values" in takes
+
+
+def _towers(model: Any) -> tuple[Any, Any] | None:
+    """The encoders of text and of pictures, where each can run by itself."""
+    text, vision = getattr(model, "text_model", None), getattr(model, "vision_model", None)
+    return None if text is None or vision is None else (text, vision)
+
+
+def _ask_one(subject: Subject, given: Given, towers: tuple[Any, Any] | None) -> Asked:
+    """A picture or a text alone."""
+    if given.photo is not None:
+        encoded = subject.image_processor(images=_picture(given.photo), return_tensors="pt")
+        model = subject.model if towers is None else towers[1]
+        return Asked(_on(subject, encoded), keyword_call(model), given)
+    assert given.text is not None
+    encoded = _on(subject, _tokenized(subject, given.text))
+    model = subject.model if towers is None else towers[0]
+    notes = _cut(subject, encoded, subject.model.config)
+    return Asked(*_writing(subject, encoded, keyword_call(model)), given, given.text, notes)
+
+
+def _tokenized(subject: Subject, text: str) -> Any:
+    limit = getattr(subject.model.config, "max_position_embeddings", None)
+    most = min(subject.tokenizer.model_max_length, limit or 1 << 20, 1 << 20)
+    padding = "max_length" if _pads(subject) else False
+    return subject.tokenizer(
+        text, return_tensors="pt", truncation=True, max_length=most, padding=padding
+    )
+
+
+def _pads(subject: Subject) -> bool:
+    """Whether texts are always filled up: SigLIP was trained so, and is wrong otherwise."""
+    return str(subject.model.config.model_type).startswith("siglip")
+
+
+def _cut(subject: Subject, encoded: Mapping[str, Any], config: Any) -> tuple[str, ...]:
+    limit = getattr(config, "max_position_embeddings", None)
+    most = min(subject.tokenizer.model_max_length, limit or 1 << 20)
+    if encoded["input_ids"].shape[-1] >= most and not _pads(subject):
+        return (f"The model reads {most} tokens: what comes after them was cut off.",)
+    return ()
+
+
+def _prompt(subject: Subject, text: str) -> str:
+    """The text as a model that chats about pictures wants it, with the place of the picture."""
+    config = subject.model.config
+    token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    if token is None:
+        return text
+    if getattr(subject.processor, "chat_template", None):
+        turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}
+        return str(subject.processor.apply_chat_template([turn], add_generation_prompt=True))
+    sign = getattr(subject.processor, "image_token", None)
+    sign = sign or subject.tokenizer.convert_ids_to_tokens(int(token))
+    return text if sign in text else f"{sign}\n{text}"
+
+
+def _encode(subject: Subject, text: str, photo: Any) -> Mapping[str, Any]:
+    if subject.processor is not None:
+        padding = "max_length" if _pads(subject) else False
+        encoded = subject.processor(
+            images=_picture(photo), text=text, return_tensors="pt", padding=padding
+        )
+        return _on(subject, encoded)
+    encoded = dict(_tokenized(subject, text))
+    encoded.update(subject.image_processor(images=_picture(photo), return_tensors="pt"))
+    return _on(subject, encoded)
+
+
+def _on(subject: Subject, encoded: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors on the device of the model, in its number format."""
+    import torch
+
+    model = subject.model
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return {
+        name: value.to(model.device, kind if value.is_floating_point() else value.dtype)
+        for name, value in encoded.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def keyword_call(model: Any) -> Call:
+    """What calls a model with those of the inputs that it takes."""
+    takes = inspect.signature(model.forward).parameters
+    free = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+
+    def call(inputs: Mapping[str, Any]) -> Any:
+        return model(**{name: v for name, v in inputs.items() if free or name in takes})
+
+    return call
+
+
+def _writing(
+    subject: Subject, encoded: Mapping[str, Any], call: Call
+) -> tuple[Mapping[str, Any], Call]:
+    """For a model that reads and then writes: what it would write, as input of its decoder."""
+    import torch
+
+    model = subject.model
+    if not getattr(model.config, "is_encoder_decoder", False) or "input_ids" not in encoded:
+        return encoded, call
+    if model.can_generate():
+        with torch.no_grad():
+            written = model.generate(**encoded, max_new_tokens=NEW_TOKENS, do_sample=False)
+        written = written[:, : max(1, written.shape[1] - 1)]  # the last one is written, not read
+    else:
+        start = model.config.decoder_start_token_id or model.config.bos_token_id or 0
+        written = torch.full((1, 1), start, device=model.device)
+    return {**encoded, "decoder_input_ids": written}, call
+
+
+def _ask_timm(subject: Subject, given: Given) -> Asked:
+    if given.text is not None:
+        raise BadInput(f"{subject.name} does not read; give it a picture.")
+    assert subject.transform is not None
+    pixels = subject.transform(_picture(given.photo))[None]
+    pixels = pixels.to(next(subject.model.parameters()))
+    model = subject.model
+    return Asked({"pixel_values": pixels}, lambda inputs: model(inputs["pixel_values"]), given)
+
+
+def _picture(photo: Any) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(photo)

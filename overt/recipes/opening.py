@@ -1,0 +1,274 @@
+"""A model that somebody else made, opened without running anything that it brings along.
+
+A folder is read as data: JSON, safetensors and the files of a tokenizer. Pickled weights and Python
+code are refused in a sentence. A name on the Hub is looked for in the local cache first.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overt import files
+from overt.errors import BadInput, Damaged
+
+WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]  # no pickle, no code
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_OTHERS = ("*.h5", "*.msgpack", "*.onnx", "*.gguf")
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
+_PARTS = {"transformers": ("models.auto.configuration_auto",), "huggingface_hub": ("constants",)}
+_PICTURES = ("preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model and what turns pictures and texts into its inputs.
+
+    `processor` takes both, where the folder says how; `transform` is what timm does to a picture.
+    `notes` are what a reader of any result should know.
+    """
+
+    name: str
+    model: Any
+    processor: Any = None
+    tokenizer: Any = None
+    image_processor: Any = None
+    transform: Callable[[Any], Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def is_model(name: str) -> bool:
+    """Whether this is the name of a model, or a folder that holds one and no run."""
+    if name.startswith(("hf:", "timm:")):
+        return True
+    return (Path(name) / "config.json").is_file() and not (Path(name) / "results.json").exists()
+
+
+def locate(name: str, say: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder of MODEL, with whole weights in safetensors; fetched from the Hub if it may be."""
+    home, colon, rest = name.partition(":")
+    if colon and home in ("hf", "timm"):
+        if not _NAME.fullmatch(rest):
+            raise BadInput(f"'{rest}' is no name on the Hub; it looks like google/vit-base.")
+        return _from_hub(rest if home == "hf" else _timm_repository(rest), say)
+    folder = Path(name)
+    if not folder.is_dir():
+        raise BadInput(
+            f"'{name}' is not a folder; name one that holds a config.json and safetensors, or say "
+            f"hf:NAME or timm:NAME for a model on the Hub."
+        )
+    problem = lacking(folder)
+    if problem is not None:
+        raise BadInput(problem)
+    return folder
+
+
+def lacking(folder: Path) -> str | None:
+    """What keeps a folder from being read as a model, in a sentence; None when nothing does."""
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            return f"{folder} holds an adapter, not a model; merge it into its model and save that."
+        return f"{folder} holds no model: it has no config.json."
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        listed = files.read_json(index)
+        parts = listed.get("weight_map") if isinstance(listed, dict) else None
+        if not isinstance(parts, dict):
+            return f"{index} does not say which file holds which weights."
+        gone = sorted({str(part) for part in parts.values()} - {p.name for p in folder.iterdir()})
+        return f"{folder} lacks {gone[0]}, which its index names." if gone else None
+    if any(folder.glob("*.safetensors")):
+        return None
+    for patterns, what in ((_PICKLES, "a pickle, which runs code when it is read"), (_OTHERS, "")):
+        found = sorted(path.name for pattern in patterns for path in folder.glob(pattern))
+        if found:
+            more = f", {what}" if what else ""
+            return (
+                f"{folder} keeps its weights in {found[0]}{more}; save them as safetensors, with "
+                "save_pretrained, where you trust the file."
+            )
+    return f"{folder} has a config.json and no weights: no file ends in .safetensors."
+
+
+def _from_hub(name: str, say: Callable[[str], None]) -> Path:
+    """The newest snapshot of a repository: from the cache, else from the Hub unless it is off."""
+    hub = _needs("huggingface_hub", "hf")
+    get = f"`hf download {name}`"
+    cache = hub.constants.HF_HUB_CACHE
+    missing = f"{name} is not in the cache of Hugging Face models ({cache})"
+    try:
+        folder = Path(hub.snapshot_download(name, local_files_only=True))
+    except (OSError, ValueError):  # not there at all
+        pass
+    else:
+        problem = lacking(folder)
+        if problem is None:
+            return folder
+        missing = f"of {name} the cache holds only a part ({problem.rstrip('.')})"
+    if hub.constants.HF_HUB_OFFLINE:
+        raise BadInput(
+            f"{missing}, and HF_HUB_OFFLINE forbids to ask for it; run {get} where there is a "
+            "connection, or name a local folder."
+        )
+    say(f"downloading {name} ...")
+    try:
+        folder = Path(hub.snapshot_download(name, allow_patterns=WANTED, ignore_patterns=["*/*"]))
+    except Exception as error:  # no connection, no such name, no right to it: a dozen kinds
+        raise BadInput(
+            f"{missing}, and the Hub did not give it ({_reason(error)}); run {get} where there is "
+            "a connection, or name a local folder."
+        ) from error
+    problem = lacking(folder)
+    if problem is not None:
+        raise BadInput(f"{name} cannot be used: {problem}")
+    return folder
+
+
+def _timm_repository(name: str) -> str:
+    """The repository of a timm model, whose tag may be left out."""
+    timm = _needs("timm", "timm")
+    if not timm.is_model(name):
+        near = ", ".join(timm.list_models(f"*{name.partition('.')[0][:12]}*")[:3])
+        raise BadInput(f"timm has no model '{name}'" + (f"; near it: {near}." if near else "."))
+    known = timm.get_pretrained_cfg(name)
+    repository = getattr(known, "hf_hub_id", None)
+    if not repository:
+        raise BadInput(f"timm knows no weights on the Hub for '{name}'.")
+    return str(repository)
+
+
+def open_model(folder: Path, name: str = "") -> Subject:
+    """The model in a folder that `locate` has found, in eval mode, with its processors."""
+    config = files.read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise Damaged(f"{folder / 'config.json'} is not the description of a model.")
+    name = name or str(folder)
+    if "architecture" in config and "model_type" not in config:
+        return _open_timm(folder, config, name)
+    if "model_type" not in config:
+        raise BadInput(
+            f"{folder / 'config.json'} names no model_type and no architecture, so it is neither a "
+            "Hugging Face nor a timm model; a run of overt is shown by `overt report`."
+        )
+    return _open_transformers(folder, config, name)
+
+
+def _open_transformers(folder: Path, config: dict[str, Any], name: str) -> Subject:
+    transformers = _needs("transformers", "hf")
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if config["model_type"] not in known:
+        brought = " brings Python code of its own, which is not run, and" if _code(config) else ""
+        raise BadInput(
+            f"{folder}{brought} is of the type '{config['model_type']}', which transformers "
+            f"{transformers.__version__} does not know."
+        )
+    with quiet(), _opening(folder):
+        settings = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+        made, info = _class(transformers, settings).from_pretrained(
+            folder,
+            config=settings,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        tokenizer = _reader(transformers.AutoTokenizer, folder, _TOKENIZERS)
+        image_processor = _reader(transformers.AutoImageProcessor, folder, _PICTURES)
+        processor = None
+        if tokenizer is not None and image_processor is not None:
+            processor = _reader(transformers.AutoProcessor, folder, _PICTURES)
+    notes = []
+    absent = sorted(info.get("missing_keys") or ())
+    if absent:
+        notes.append(
+            f"{len(absent)} weights are not in the folder and are random, the first of them "
+            f"{absent[0]}."
+        )
+    return Subject(name, made.eval(), processor, tokenizer, image_processor, notes=tuple(notes))
+
+
+def _class(transformers: Any, config: Any) -> Any:
+    """The class that the weights were saved from, or the bare model of their type."""
+    for architecture in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, str(architecture), None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    return transformers.AutoModel
+
+
+def _reader(auto: Any, folder: Path, patterns: tuple[str, ...]) -> Any:
+    """What an Auto class makes of a folder; None when it has none of the files."""
+    if not any(path.is_file() for pattern in patterns for path in folder.glob(pattern)):
+        return None
+    try:
+        return auto.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ImportError, OSError, ValueError, KeyError):  # not of this kind, or a library lacks
+        return None
+
+
+def _open_timm(folder: Path, config: dict[str, Any], name: str) -> Subject:
+    timm = _needs("timm", "timm")
+    weights = sorted(folder.glob("*.safetensors"))[0]
+    with _opening(folder):
+        model = timm.create_model(
+            str(config["architecture"]),
+            pretrained=False,
+            num_classes=int(config.get("num_classes", 1000)),
+            pretrained_cfg_overlay=config.get("pretrained_cfg"),
+            **(config.get("model_args") or {}),
+        )
+        model.load_state_dict(files.read_tensors(weights))
+        how = timm.data.resolve_model_data_config(model)
+        transform = timm.data.create_transform(**how, is_training=False)
+    return Subject(name, model.eval(), transform=transform)
+
+
+@contextmanager
+def _opening(folder: Path) -> Iterator[None]:
+    """Whatever a library makes of a broken folder is one sentence that names the folder."""
+    try:
+        yield
+    except (BadInput, Damaged, MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise Damaged(f"{folder} cannot be opened as a model: {_reason(error)}.") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what transformers says of its own accord; what matters is in the notes."""
+    logging = importlib.import_module("transformers.utils.logging")
+    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def _needs(package: str, extra: str) -> Any:
+    try:
+        for part in _PARTS.get(package, ()):  # what these packages do not import by themselves
+            importlib.import_module(f"{package}.{part}")
+        return importlib.import_module(package)
+    except (ImportError, RuntimeError) as error:  # a broken torchvision raises the latter
+        raise BadInput(
+            f"{package} cannot be imported ({_reason(error)}); pip install 'overt[{extra}]'."
+        ) from error
+
+
+def _code(config: dict[str, Any]) -> bool:
+    return "auto_map" in config
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0].strip().rstrip(".") if lines else type(error).__name__)[:200]

@@ -1,0 +1,145 @@
+"""Inputs: what is a picture and what a text, what each model takes, and what it cannot."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from overt.errors import BadInput, Damaged
+from overt.recipes.asking import Given, ask, is_picture, read
+from overt.recipes.opening import Subject, open_model
+from tests.recipes import foreign
+
+TEXT = "the small red ball lies on the grassland"
+PHOTO = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> foreign.Shelf:
+    return foreign.Shelf(tmp_path_factory.mktemp("models"))
+
+
+def test_a_file_is_a_picture_and_so_is_a_name_that_ends_like_one(tmp_path: Path) -> None:
+    path = foreign.photo(tmp_path / "p.png").rename(tmp_path / "photo")
+    assert is_picture(str(path)) and is_picture("gone.JPG") and is_picture("a/b.webp")
+    assert not is_picture(TEXT) and not is_picture("see photo.png") and not is_picture("dog")
+    assert not is_picture("x" * 5000) and not is_picture("\0") and not is_picture(str(tmp_path))
+
+
+def test_pictures_are_opened_by_the_one_door_for_pictures(tmp_path: Path) -> None:
+    given = read([TEXT, str(foreign.photo(tmp_path / "p.png", (60, 90)))])
+    assert given.text == TEXT and given.photo.shape == (60, 90, 3)
+    with pytest.raises(BadInput, match=r"gone.png cannot be read"):
+        read([str(tmp_path / "gone.png")])
+    (tmp_path / "note.txt").write_text("words")
+    with pytest.raises(BadInput, match=r"note.txt is not a JPEG, PNG or WEBP picture"):
+        read([str(tmp_path / "note.txt")])
+    (tmp_path / "cut.png").write_bytes((tmp_path / "p.png").read_bytes()[:60])
+    with pytest.raises(Damaged, match=r"cut.png"):
+        read([str(tmp_path / "cut.png")])
+    with pytest.raises(BadInput, match="the text is empty"):
+        read(["  "])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("bert", Given(None, PHOTO), "does not look at pictures; give it a text"),
+        ("vit", Given(TEXT), "does not read; give it a picture"),
+        ("vit", Given(TEXT, PHOTO), "does not read; give it a picture"),
+        ("llava", Given(TEXT), "wants a picture and a text together"),
+        ("llava", Given(None, PHOTO), "wants a picture and a text together"),
+    ],
+)
+def test_what_a_model_cannot_take_is_said(
+    shelf: foreign.Shelf, name: str, given: Given, said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        ask(open_model(shelf[name]), given)
+
+
+def test_a_model_without_its_processor_is_asked_for_it(shelf: foreign.Shelf) -> None:
+    vit, bert = open_model(shelf["vit"]), open_model(shelf["bert"])
+    with pytest.raises(BadInput, match=r"no preprocessor_config.json"):
+        ask(Subject("vit", vit.model), Given(None, PHOTO))
+    with pytest.raises(BadInput, match="no tokenizer beside it"):
+        ask(Subject("bert", bert.model), Given(TEXT))
+
+
+def test_the_inputs_are_those_of_the_processors(shelf: foreign.Shelf) -> None:
+    subject = open_model(shelf["bert"])
+    asked = ask(subject, Given(TEXT))
+    expected = subject.tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    torch.testing.assert_close(asked.inputs["input_ids"], expected)
+    assert asked.text == TEXT and asked.notes == ()
+    vit = open_model(shelf["vit"])
+    asked = ask(vit, Given(None, PHOTO))
+    assert asked.inputs["pixel_values"].shape == (1, 3, 32, 32)
+    vit.model.to(torch.bfloat16)
+    assert ask(vit, Given(None, PHOTO)).inputs["pixel_values"].dtype == torch.bfloat16
+
+
+def test_two_encoders_run_one_by_one_or_together(shelf: foreign.Shelf) -> None:
+    subject = open_model(shelf["clip"])
+    with torch.no_grad():
+        text, photo, both = (
+            one.call(one.inputs)
+            for one in (
+                ask(subject, Given(TEXT)), ask(subject, Given(None, PHOTO)),
+                ask(subject, Given(TEXT, PHOTO)),
+            )
+        )  # fmt: skip
+    torch.testing.assert_close(
+        text.last_hidden_state, both.text_model_output.last_hidden_state, atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(
+        photo.last_hidden_state, both.vision_model_output.last_hidden_state, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_long_text_is_cut_and_it_is_said(shelf: foreign.Shelf) -> None:
+    asked = ask(open_model(shelf["bert"]), Given("dog " * 100))
+    assert asked.inputs["input_ids"].shape[1] == 40
+    assert asked.notes == ("The model reads 40 tokens: what comes after them was cut off.",)
+
+
+def test_a_model_that_writes_is_given_what_it_would_write(shelf: foreign.Shelf) -> None:
+    subject = open_model(shelf["t5"])
+    asked = ask(subject, Given(TEXT))
+    wanted = subject.model.generate(asked.inputs["input_ids"], max_new_tokens=32, do_sample=False)
+    torch.testing.assert_close(asked.inputs["decoder_input_ids"], wanted[:, :-1])
+
+
+def test_a_model_that_chats_gets_the_picture_before_the_words(shelf: foreign.Shelf) -> None:
+    subject = open_model(shelf["llava"])
+    asked = ask(subject, Given("what is this", PHOTO))
+    assert asked.text == "<image>\nwhat is this"
+    assert int((asked.inputs["input_ids"] == 4).sum()) == 16
+    subject.processor.chat_template = (
+        "{% for m in messages %}USER: {% for c in m['content'] %}"
+        "{% if c['type'] == 'image' %}<image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %} ASSISTANT:{% endif %}"
+    )
+    asked = ask(subject, Given("what is this", PHOTO))
+    assert asked.text == "USER: <image>what is this ASSISTANT:"
+
+
+def test_timm_takes_a_picture_alone() -> None:
+    seen: list[Any] = []
+
+    class Model(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.shape)
+            return x
+
+    def transform(picture: Any) -> torch.Tensor:
+        return torch.zeros(3, *picture.size)
+
+    subject = Subject("timm:x", Model(2, 2), transform=transform)
+    asked = ask(subject, Given(None, PHOTO))
+    asked.call(asked.inputs)
+    assert seen == [(1, 3, 90, 60)]
+    with pytest.raises(BadInput, match="does not read"):
+        ask(subject, Given(TEXT))
