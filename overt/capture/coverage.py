@@ -35,8 +35,14 @@ def verify(
     ran = Counter(one for one in events if isinstance(one, nn.Module) and one in expected)
     seen = Counter(taken)
     seen.update(event.module for event in events if isinstance(event, Record))
+    missed = [
+        module
+        for module, times in ran.items()
+        if seen[module] < times and _found(module, seen) < times
+    ]
+    if seen and not missed:
+        return
     names = {module: name or type(module).__name__ for name, module in bare.named_modules()}
-    missed = [module for module, times in ran.items() if _found(module, seen) < times]
     if missed:
         remedy = _COMPILED if hasattr(model, "_orig_mod") else _remedy(missed[0])
         raise Unseen(
@@ -44,9 +50,8 @@ def verify(
             f"{few([names[module] for module in missed])}. {remedy} "
             "Or name the layers you need: watch(model, layers=[...])."
         )
-    if not seen:
-        called = (model,) in events
-        raise Unseen(_nothing(type(bare).__name__, called, [names[module] for module in expected]))
+    called = (model,) in events
+    raise Unseen(_nothing(type(bare).__name__, called, [names[module] for module in expected]))
 
 
 def _nothing(kind: str, called: bool, expected: list[str]) -> str:

@@ -252,16 +252,13 @@ def _configs(model: nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation_internal"):
+        name = getattr(config, "_attn_implementation_internal", None)
+        if name is not None and (id(config) in _ROUTED or _hidden(name)):
             found[id(config)] = config
             can = getattr(type(module), "_can_set_attn_implementation", None)
             if can is not None and not can():
                 fixed.add(id(config))
-    return [
-        config
-        for at, config in found.items()
-        if at not in fixed and (at in _ROUTED or _hidden(config._attn_implementation_internal))
-    ]
+    return [config for at, config in found.items() if at not in fixed]
 
 
 def _hidden(implementation: Any) -> bool:

@@ -23,6 +23,11 @@ from overt.capture.places import FLEX, HERE
 from overt.capture.records import Record, remember
 
 _FLEX = torch.ops.higher_order.flex_attention
+_ROUTES = written.FUNCTIONS | {
+    F.scaled_dot_product_attention,
+    F.multi_head_attention_forward,
+    _FLEX,
+}
 
 
 class Watching(TorchFunctionMode):
@@ -33,21 +38,30 @@ class Watching(TorchFunctionMode):
     ) -> Any:
         """The result of `func`, remembered when it is attention of a module that is watched."""
         kwargs = kwargs or {}
-        if func is _FLEX:  # first: its graph must not see which module is at work
-            return _flex(func, args, kwargs)
-        if not HERE.stack:
-            return func(*args, **kwargs)
-        if not torch.compiler.is_compiling() and _in_a_graph():
-            return func(*args, **kwargs)  # it was seen when the graph was made
+        if torch.compiler.is_compiling():
+            return _in_tracing(self, func, args, kwargs)
+        if func not in _ROUTES or not HERE.stack or _in_a_graph():
+            return func(*args, **kwargs)  # what a graph does was seen when it was made
         if func is F.scaled_dot_product_attention:
             return attend(HERE.stack[-1], Route.SDPA, *args, **kwargs)
         if func is F.multi_head_attention_forward:
             return _multi_head(self, args, kwargs)
-        if torch.compiler.is_compiling():
-            return _compiled(func, args, kwargs)
-        if func in written.FUNCTIONS:
-            return written.follow(func, args, kwargs)
-        return func(*args, **kwargs)
+        if func is _FLEX:
+            return _flex(func, args, kwargs)
+        return written.follow(func, args, kwargs)
+
+
+def _in_tracing(mode: Watching, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same while a graph is made. Attention that is written out is not followed there."""
+    if func is _FLEX:  # first: its graph must not see which module is at work
+        return _flex(func, args, kwargs)
+    if func is F.scaled_dot_product_attention and HERE.stack:
+        return attend(HERE.stack[-1], Route.SDPA, *args, **kwargs)
+    if func is F.multi_head_attention_forward and HERE.stack:
+        return _multi_head(mode, args, kwargs)
+    if func is Tensor.unflatten:  # as a function it calls its parent class, which breaks the graph
+        return args[0].unflatten(*args[1:], **kwargs)
+    return func(*args, **kwargs)
 
 
 def _in_a_graph() -> bool:
@@ -56,13 +70,6 @@ def _in_a_graph() -> bool:
     if not frame.f_code.co_filename.startswith("<eval_with_key>"):
         return False
     return hasattr(frame.f_locals.get("self"), "compile_subgraph_reason")
-
-
-def _compiled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function in a graph; `unflatten` calls its parent class, which would break the graph."""
-    if func is Tensor.unflatten:
-        return args[0].unflatten(*args[1:], **kwargs)
-    return func(*args, **kwargs)
 
 
 def attend(

@@ -6,6 +6,7 @@ links, not a list: a compiled graph would be bound to the length of a list.
 """
 
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Collection
@@ -109,6 +110,24 @@ def _loose(event: Any) -> bool:
     return isinstance(event, tuple) and event[0] is FLEX and event[1] is None
 
 
+def finishing(module: nn.Module, inputs: Any, output: Any) -> None:
+    """A forward hook of a compiled model: copy what the next pass would overwrite.
+
+    CUDA graphs write every pass into the same memory. What was seen of this pass is copied if such
+    graphs are in use.
+    """
+    graphs = sys.modules.get("torch._inductor.cudagraph_trees")
+    if not HERE.watchers or graphs is None or not torch.cuda.is_available():
+        return
+    if graphs.get_manager(torch.cuda.current_device(), create_if_none_exists=False) is None:
+        return
+    link = HERE.events.last
+    while link.before is not None and link.event != (module,):
+        if hasattr(link.event, "copied"):
+            link.event = link.event.copied()
+        link = link.before
+
+
 def starting(module: nn.Module, inputs: Any) -> None:
     """A forward pre-hook of the whole model: a new step begins."""
     if HERE.watchers:
@@ -148,12 +167,10 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     A module looks like attention when its class is named so. `layers=` counts along this list.
     """
     like = {name: module for name, module in model.named_modules() if looks_like_attention(module)}
-    every = set(like.values())
-    return {
-        name: module
-        for name, module in like.items()
-        if not any(inner in every for inner in module.modules() if inner is not module)
-    }
+    around = {name[:at] for name in like for at, letter in enumerate(name) if letter == "."}
+    if len(like) > 1:
+        around.add("")
+    return {name: module for name, module in like.items() if name not in around}
 
 
 def looks_like_attention(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """What is remembered of a call, and who is told of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,24 @@ class Record:
     value: Tensor | None
     output: Tensor | None
     cross: bool | None
+
+    def copied(self) -> "Record":
+        """The same record in memory of its own."""
+        return replace(
+            self,
+            source=_copied(self.source),
+            value=None if self.value is None else self.value.clone(),
+            output=None if self.output is None else self.output.clone(),
+        )
+
+
+def _copied(source: Projected | Written) -> Projected | Written:
+    changed = {
+        one.name: getattr(source, one.name).clone()
+        for one in fields(source)
+        if isinstance(getattr(source, one.name), Tensor)
+    }
+    return replace(source, **changed)
 
 
 def settled(event: Any) -> Any:

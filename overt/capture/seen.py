@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
-from overt.capture.call import ALL, Call, Index, Projected, take
+from overt.capture.call import ALL, Call, Index, Projected
+from overt.capture.products import products
 
 State = TypeVar("State")
 Where = str | Int[Tensor, "b _"]  # the name of a span, or positions, -1 where a sample has none
@@ -249,10 +250,8 @@ def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
 
 
 def _stacked(calls: Sequence[Call], rows: Index, keys: Index) -> Float[Tensor, "b l h s r"]:
-    """The scores of a block in all layers: in one product when copying its keys is cheap."""
+    """The scores of a block in all layers; one function for all, if they are of one kind."""
     first = calls[0].source
-    k = calls[0].shape[3]
-    few = len(range(k)[keys]) if isinstance(keys, slice) else keys.shape[1]
     alike = all(
         isinstance(call.source, Projected)
         and isinstance(first, Projected)
@@ -264,17 +263,12 @@ def _stacked(calls: Sequence[Call], rows: Index, keys: Index) -> Float[Tensor, "
         and call.source.causal == first.causal
         for call in calls
     )
-    if not alike or 4 * few > k or len(calls) == 1:
+    if not alike:
         return torch.stack([call.scores(rows, keys) for call in calls], dim=1)
     sources = [call.source for call in calls if isinstance(call.source, Projected)]
-    with torch.autocast(sources[0].query.device.type, enabled=False):
-        precise = torch.promote_types(sources[0].query.dtype, torch.float32)
-        query = torch.stack([take(one.query, rows, 2) for one in sources]).to(precise)
-        key = torch.stack([take(one.key, keys, 2) for one in sources]).to(precise)
-        query = rearrange(query, "l b (g n) s d -> l b g n s d", g=key.shape[2])
-        scores = query @ rearrange(key, "l b g r d -> l b g 1 d r") * sources[0].scale
-        scores = rearrange(scores, "l b g n s r -> l b (g n) s r")
-        return rearrange(sources[0].shaped(scores, rows, keys), "l b h s r -> b l h s r")
+    scores = products([one.query for one in sources], [one.key for one in sources], rows, keys)
+    scores = sources[0].shaped(scores * sources[0].scale, rows, keys)
+    return rearrange(scores, "l b h s r -> b l h s r")
 
 
 def _over(mask: Bool[Tensor, "b q k"]) -> Bool[Tensor, "b 1 1 q k"]:

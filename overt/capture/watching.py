@@ -21,6 +21,7 @@ from overt.capture.places import (
     Chain,
     attention_modules,
     choose,
+    finishing,
     hook,
     is_cross,
     starting,
@@ -38,7 +39,7 @@ class watch:
     always does, fused kernels on. What is asked of `seen` is computed then, and only that. When the
     block ends, an attention module that ran and was not seen is an error (`Unseen`): nothing is
     silently empty. The model is left as it was found. A watcher may be used again and again,
-    nested, and in threads.
+    nested, and in threads; it knows the modules that the model had when it was made.
 
     `layers` chooses attention modules by name or by their place in `attention_modules(model)`,
     `heads` chooses heads, and `layout` says what the positions are, for both axes or as a pair
@@ -64,7 +65,13 @@ class watch:
         self.edit = edit
         self.each = each
         self.bare = bare(model)
-        self.chosen = choose(self.bare, layers)
+        self.names = {module: name for name, module in self.bare.named_modules()}
+        chosen = choose(self.bare, layers)
+        within = [self.bare] if chosen is None else list(chosen.values())
+        self.within = {inner for module in within for inner in module.modules()}
+        listed = attention_modules(self.bare).values()
+        self.expected = {module for module in listed if module in self.within}
+        self.hooked = [one for one in self.within if one in self.expected or worth_a_hook(one)]
         self._open = threading.local()
 
     def __enter__(self) -> Seen:
@@ -86,12 +93,6 @@ class Session:
     def __init__(self, watcher: watch) -> None:
         self.watcher = watcher
         self.edit = watcher.edit
-        within = [watcher.bare] if watcher.chosen is None else list(watcher.chosen.values())
-        self.names = {module: name for name, module in watcher.bare.named_modules()}
-        self.within = {inner for module in within for inner in module.modules()}
-        self.expected = {
-            module for module in attention_modules(watcher.bare).values() if module in self.within
-        }
         self.seen = Seen(self._calls, watcher.layout)
         self.taken: list[nn.Module] = []
         self._cleanup = ExitStack()
@@ -104,8 +105,10 @@ class Session:
         """Put the hooks in place and let the routes see what is called."""
         with ExitStack() as undo:
             undo.enter_context(interface.routed(self.watcher.bare))
-            handle = self.watcher.model.register_forward_pre_hook(starting)
-            undo.callback(handle.remove)
+            model = self.watcher.model
+            undo.callback(model.register_forward_pre_hook(starting).remove)
+            if hasattr(model, "_orig_mod"):
+                undo.callback(model.register_forward_hook(finishing).remove)
             self._hook(undo)
             if not HERE.watchers:
                 HERE.steps = 0
@@ -126,10 +129,9 @@ class Session:
         self._cleanup.close()
 
     def _hook(self, undo: ExitStack) -> None:
-        for module in self.within:
-            if module in self.expected or worth_a_hook(module):
-                hook(module, attends=module in self.expected)
-                undo.callback(unhook, module)
+        for module in self.watcher.hooked:
+            hook(module, attends=module in self.watcher.expected)
+            undo.callback(unhook, module)
 
     def _leave(self) -> None:
         HERE.watchers.remove(self)
@@ -142,17 +144,17 @@ class Session:
 
     def knows(self, module: nn.Module) -> bool:
         """Whether this module is watched."""
-        return module in self.within
+        return module in self.watcher.within
 
     def name_of(self, module: nn.Module) -> str:
         """The module's name in the model."""
-        return self.names[module]
+        return self.watcher.names[module]
 
     def crosses(
         self, module: nn.Module, shape: tuple[int, int, int, int], apart: bool | None
     ) -> bool:
         """Whether the module looks from one sequence at another."""
-        return is_cross(self.watcher.bare, self.names[module], shape, apart)
+        return is_cross(self.watcher.bare, self.watcher.names[module], shape, apart)
 
     def take(self, record: Record) -> bool:
         """Hand the call over if it is wanted as it comes; True if it should be kept instead."""
@@ -199,7 +201,7 @@ class Session:
 
     def _call(self, record: Record, step: int) -> Call:
         call = Call(
-            self.names[record.module],
+            self.watcher.names[record.module],
             record.module,
             record.source,
             record.route,
@@ -217,7 +219,9 @@ class Session:
                 "FlexAttention cannot be edited; put the edit into its score function, or use "
                 "scaled_dot_product_attention"
             )
-        verify(self.watcher.model, self.watcher.bare, self.expected, self._events, self.taken)
+        verify(
+            self.watcher.model, self.watcher.bare, self.watcher.expected, self._events, self.taken
+        )
 
 
 def _flexed(event: Any) -> bool:

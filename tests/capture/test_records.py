@@ -46,3 +46,18 @@ def test_a_flex_call_becomes_a_record_once_its_module_is_known():
     assert found.module is module and found.route is Route.FLEX
     assert isinstance(found.source, Projected) and found.source.scale == 0.5
     assert settled(module) is module
+
+
+def test_a_copied_record_does_not_change_with_the_original():
+    x = torch.randn(1, 1, 2, 4, requires_grad=True)
+    hidden = torch.ones(2, 2, dtype=torch.bool)
+    source = Projected(x * 1, x * 1, 0.5, allowed=hidden)
+    original = Record(nn.Identity(), Route.SDPA, source, x * 2, None, None)
+    copied = original.copied()
+    expected = original.source.weights().detach().clone()
+    with torch.no_grad():
+        original.source.query.zero_()
+        original.value.zero_()
+    torch.testing.assert_close(copied.source.weights().detach(), expected)
+    assert copied.value.any() and copied.source.scale == 0.5
+    assert copied.source.query.requires_grad

@@ -1,0 +1,84 @@
+"""The scores of many layers in one function, held to plain autograd."""
+
+import pytest
+import torch
+
+from overt.capture.call import ALL
+from overt.capture.products import products
+
+INDEXES = {
+    "all": ALL,
+    "a slice": slice(1, 4),
+    "positions": torch.tensor([[0, 2, 2], [4, 1, 3]]),
+    "with absent ones": torch.tensor([[3, -1], [0, 2]]),
+}
+
+
+def make(groups=2, layers=3, dtype=torch.float64):
+    torch.manual_seed(0)
+    queries = [torch.randn(2, 4, 5, 6, dtype=dtype, requires_grad=True) for _ in range(layers)]
+    keys = [torch.randn(2, groups, 5, 6, dtype=dtype, requires_grad=True) for _ in range(layers)]
+    return queries, keys
+
+
+def slow(queries, keys, rows, columns):
+    """One sample, one head and one layer at a time, by indexing."""
+    layers = []
+    for query, key in zip(queries, keys, strict=True):
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        samples = []
+        for sample in range(len(query)):
+            at = rows if isinstance(rows, slice) else rows[sample].clamp_min(0)
+            to = columns if isinstance(columns, slice) else columns[sample].clamp_min(0)
+            samples.append(query[sample][:, at] @ key[sample][:, to].transpose(1, 2))
+        layers.append(torch.stack(samples))
+    return torch.stack(layers)
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("rows", INDEXES)
+@pytest.mark.parametrize("columns", INDEXES)
+def test_products_and_gradients_are_those_of_plain_autograd(groups, rows, columns):
+    queries, keys = make(groups)
+    rows, columns = INDEXES[rows], INDEXES[columns]
+    found, expected = products(queries, keys, rows, columns), slow(queries, keys, rows, columns)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    weights = torch.randn_like(found)
+    mine = torch.autograd.grad((weights * found).sum(), [*queries, *keys])
+    theirs = torch.autograd.grad((weights * expected).sum(), [*queries, *keys])
+    for one, two in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+def test_gradcheck_once_and_twice():
+    queries, keys = make(layers=1)
+    rows, columns = INDEXES["positions"], INDEXES["a slice"]
+
+    def run(query, key):
+        return products([query], [key], rows, columns)
+
+    assert torch.autograd.gradcheck(run, (queries[0], keys[0]))
+    assert torch.autograd.gradgradcheck(run, (queries[0], keys[0]))
+
+
+def test_only_what_is_wanted_gets_a_gradient():
+    queries, keys = make(layers=2)
+    keys = [key.detach() for key in keys]
+    products(queries, keys, ALL, ALL).sum().backward()
+    assert all(query.grad is not None for query in queries)
+
+
+def test_half_precision_is_multiplied_in_float32_and_nothing_is_saved_in_it():
+    queries, keys = make(dtype=torch.bfloat16)
+    saved = []
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
+    ):
+        found = products(queries, keys, ALL, slice(0, 3))
+    exact = slow([q.double() for q in queries], [k.double() for k in keys], ALL, slice(0, 3))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    own = {tensor.data_ptr() for tensor in (*queries, *keys)}
+    assert {tensor.data_ptr() for tensor in saved} == own
+    found.sum().backward()
+    assert queries[0].grad.dtype == torch.bfloat16
