@@ -15,7 +15,7 @@ from tests.capture import families
 def verdict(name: str, implementation: str, backend: str) -> str:
     """Whether a compiled model is seen as the model itself is, or refused."""
     torch._dynamo.reset()
-    one = families.family(name)
+    one = families.family(name.replace("_", " "))
     theirs, wanted = families.look(one.build(implementation), one.inputs())
     model = one.build(implementation)
     compiled = torch.compile(model, backend=backend)

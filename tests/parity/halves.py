@@ -18,7 +18,8 @@ def main(out: Path) -> None:
     rank = dist.get_rank()
     one = family("BERT")
     whole = one.inputs()
-    model, wrapped = one.build("eager"), DistributedDataParallel(one.build("sdpa"))
+    model = one.build("eager")
+    wrapped = DistributedDataParallel(one.build("sdpa"), find_unused_parameters=True)
     output = model(**whole, output_attentions=True)
     output.last_hidden_state.square().sum().backward()
     with warnings.catch_warnings(), watch(wrapped) as seen:
