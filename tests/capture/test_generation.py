@@ -176,6 +176,7 @@ def same(found: Generated, wanted: Tensor) -> None:
     found.attention.check()
     assert found.attention.weights.shape == wanted.shape
     torch.testing.assert_close(found.attention.weights, wanted, atol=1e-6, rtol=0)
+    assert torch.equal(found.attention.visible, (wanted > 0).any(dim=(1, 2)))
     assert wanted.max() > 0.25, "an even map would show nothing"
 
 
