@@ -10,6 +10,7 @@ with its square.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -35,8 +36,9 @@ from overt.capture.maps import (
 )
 from overt.capture.seen import Seen, Where
 
-# Up to this many positions it is faster to keep weights than to make them twice, unless the mean of
-# heads is wanted, whose gradient has a closed form that is faster at any length.
+# Below so many weights a layer, or up to so many positions where the gradient has no closed form,
+# it is faster to keep weights than to make them twice.
+FEW = 1 << 14
 SHORT = 512
 
 
@@ -122,6 +124,8 @@ def travel(
     """The product of the state and the rows of a layer, made in portions when that is worth it."""
     size = portion or portion_size(call)
     source = call.source
+    if portion is None and prod(call.shape) < FEW:
+        return state @ mixed(call)
     if isinstance(source, Projected) and _in_closed_form(source, mixed):
         found: Tensor = _MeanTravel.apply(state, source.query, source.key, source, mixed, size)
     elif not torch.is_grad_enabled():
