@@ -3,11 +3,13 @@
     python benchmarks/verdict_baselines.py                 # from benchmarks/baselines
     python benchmarks/verdict_baselines.py runs/baselines  # keep a finished table, then apply it
 
-Intervals are drawn over seeds and test samples.
+Intervals are drawn over seeds and test samples. Where easy-VQA is installed, what its questions
+give away by their words is set beside what the runs had right.
 """
 
 import json
 import sys
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from overt.data import EasyVqa
+from overt.data.easyvqa import SHAPES, family
+from overt.data.sets import present
 from overt.measure import two_level
 from overt.measure.statistics import Interval
 
@@ -79,6 +84,39 @@ def seconds(row: str) -> str:
     return ", ".join(f"{json.loads(path.read_text())['seconds']:.0f}" for path in paths)
 
 
+def by_words(right: torch.Tensor) -> None:
+    """easy-VQA by what is asked: the answer most frequent for the same words, and every seed."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for words, answer in asked("train"):
+        counts[words][answer] += 1
+    parts = defaultdict(list)
+    for place, (words, answer) in enumerate(asked("test")):
+        about = "shape" if any(shape in words for shape in SHAPES) else "colour"
+        kind = family(answer)
+        guess = counts[words].most_common(1)[0][0] if words in counts else ""
+        row = [float(guess == answer), *right[:, place].tolist()]
+        parts[f"{kind}, {about}" if kind == "yes or no" else kind].append(row)
+        parts["all"].append(row)
+    print(
+        "\n| easy-VQA | n | from words alone |", " | ".join(f"seed {s}" for s in range(SEEDS)), "|"
+    )
+    for kind, rows in sorted(parts.items()):
+        means = " | ".join(f"{share:.3f}" for share in np.mean(rows, axis=0))
+        print(f"| {kind} | {len(rows)} | {means} |")
+
+
+def asked(split: str) -> list[tuple[str, str]]:
+    """The questions of a split and their answers, in order."""
+    data = EasyVqa(None, split)
+    found: list[tuple[str, str]] = []
+    for start in range(0, len(data), 500):
+        batch = data.batch(range(start, min(start + 500, len(data))))
+        assert batch.text is not None and batch.labels is not None
+        answers = [data.classes[label] for label in batch.labels.tolist()]
+        found += zip(batch.text.texts, answers, strict=True)
+    return found
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         keep(Path(sys.argv[1]))
@@ -100,6 +138,8 @@ def main() -> None:
         if f"{row}/deletion" in numbers:
             deletion = two_level(numbers[f"{row}/deletion"])
             print(f"  deletion {said(deletion)}: {'used' if deletion.low > 0 else 'not shown'}")
+    if "easyvqa/accuracy" in numbers and "easyvqa" in present(KEPT):
+        by_words(numbers["easyvqa/accuracy"])
 
 
 if __name__ == "__main__":
