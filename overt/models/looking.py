@@ -14,9 +14,10 @@ SERVANTS = ("class", "distillation", "registers", "special")  # tokens that stan
 def last(seen: Seen) -> tuple[AttentionMap, ...]:
     """What decides in the last layer: a map over each kind of input, all heads, one row.
 
-    The row is that of the token called "class", or of the only query there is; without either,
-    the mean over all queries that are not padding. Each map is renormalised over its own keys: what
-    goes to the class token itself, to registers and to separators is left out.
+    The row is that of the token called "class", or of the only query there is, or of the last
+    token of a causal model; without any of these, the mean over all queries. Padding is no query.
+    Each map is renormalised over its own keys: what goes to the class token itself, to registers
+    and to separators is left out.
     """
     return _looks(Seen([_fitting(seen)[-1]], seen.layout))
 
@@ -63,7 +64,11 @@ def _looks(seen: Seen) -> tuple[AttentionMap, ...]:
         row = queries.spans[0].name if q == 1 else "class"
         return tuple(block(row, name) for name in names)
     everywhere = torch.arange(q, device=_device(first)).expand(b, q)
-    return tuple(_mean(block(everywhere, name), _there(first)) for name in names)
+    there = _there(first)
+    if first.causal:
+        found = everywhere if there is None else torch.where(there, everywhere, 0)
+        return tuple(block(found.amax(dim=1, keepdim=True), name) for name in names)
+    return tuple(_mean(block(everywhere, name), there) for name in names)
 
 
 def _mean(attention: AttentionMap, there: Bool[Tensor, "b q"] | None) -> AttentionMap:

@@ -19,6 +19,7 @@ from overt.data.batch import Batch
 from overt.models.adopted import Adopted, Supervised, adopt, tie
 from overt.models.looking import every
 from overt.models.output import Model
+from overt.recipes.evaluation import Judge
 from overt.supervise import Loss, classification, cross_entropy
 from overt.testing import CHECKS, check_model, toy_batch
 from overt.train import Limits, ParameterSet, Progress, fit
@@ -140,6 +141,42 @@ def test_measures_work_on_adopted_models() -> None:
     assert measure.entropy(looked).isfinite().all()
 
 
+class Toys:
+    """The toy batch as a data set."""
+
+    name, split = "toys", "test"
+
+    def __init__(self, whole: Batch) -> None:
+        self.whole = whole
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def batch(self, indices: Any) -> Batch:
+        return self.whole.select(torch.tensor(list(indices)))
+
+    def digest(self) -> str:
+        return "toys 1"
+
+
+@pytest.mark.parametrize("make", [tiny.vit, tiny.bert])
+def test_runs_judge_and_show_adopted_models(make: Any) -> None:
+    """What a report holds: the measures, and a gallery with the map over cells or words."""
+    model = adopt(make(), processor=tiny.Bytes()).eval()
+    batch = toy_batch()
+    if make is tiny.bert:
+        batch = replace(batch, images=None, image_of=None, geometry=None)
+    with torch.no_grad():
+        found = Judge(Toys(batch), ("one", "two", "three")).evaluate(model, torch.device("cpu"))
+    assert {"accuracy", "deletion", "entropy"} <= set(found.ours)
+    shown = found.gallery[1]
+    if make is tiny.vit:
+        assert shown.cells.shape == (4, 4) and shown.cells.sum() == pytest.approx(1, abs=1e-5)
+    else:
+        assert shown.word_weights.shape == (5,)
+        assert shown.word_weights.sum() == pytest.approx(1, abs=1e-5)
+
+
 # --- losses inside --------------------------------------------------------------------------
 
 
@@ -154,13 +191,6 @@ def test_fit_trains_an_adopted_model_by_its_own_loss(tmp_path: Path) -> None:
     batch = toy_batch()
     model = tiny.adopted_vit(loss=look_left)
 
-    class Data:
-        def __len__(self) -> int:
-            return 4
-
-        def batch(self, indices: Any) -> Batch:
-            return batch.select(torch.tensor(list(indices)))
-
     def step(model: nn.Module, batch: Batch, progress: Progress) -> Any:
         output = model(batch)
         task = classification(output.prediction, batch.labels)
@@ -169,7 +199,7 @@ def test_fit_trains_an_adopted_model_by_its_own_loss(tmp_path: Path) -> None:
     before = model(batch).loss.mean()
     sets = {"model": ParameterSet(torch.optim.Adam(model.parameters(), lr=0.01))}
     limits = Limits(epochs=30, batch=4)
-    fit(model, Data(), step, sets, limits, out=tmp_path, seed=0, device="cpu")
+    fit(model, Toys(batch), step, sets, limits, out=tmp_path, seed=0, device="cpu")
     assert model(batch).loss.mean() < 0.7 * before
     assert '"attention"' in (tmp_path / "log.jsonl").read_text()
 

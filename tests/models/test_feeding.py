@@ -1,5 +1,6 @@
 """Batches put to Hugging Face models, and what their positions then are."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,14 @@ from transformers import (
     CLIPModel,
     CLIPTextConfig,
     CLIPVisionConfig,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersForImageClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
     SwinConfig,
     SwinForImageClassification,
+    ViTConfig,
+    ViTModel,
 )
 
 from overt.attention import Layout
@@ -107,12 +114,37 @@ def test_a_text_model_has_words_and_the_token_it_answers_from() -> None:
     torch.testing.assert_close(looked.sum(dim=-1), torch.ones(2, 2))
 
 
-def test_automatic_layouts_keep_the_contract() -> None:
-    def make() -> nn.Module:
-        return adopt(tiny.bert())
+SMALL = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
 
-    assert len(check_model(make, toy_batch())) == 19
-    assert len(check_model(lambda: adopt(tiny.vit(), processor=tiny.Bytes()), toy_batch())) == 19
+
+def dinov2() -> nn.Module:
+    """Registers, and an answer from the class token and the mean of the patches."""
+    config = Dinov2WithRegistersConfig(image_size=32, patch_size=8, num_labels=3, **SMALL)
+    return Dinov2WithRegistersForImageClassification(config)
+
+
+def distilbert() -> nn.Module:
+    config = DistilBertConfig(
+        vocab_size=12, dim=16, n_layers=1, n_heads=2, hidden_dim=16, num_labels=3,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    return DistilBertForSequenceClassification(config)
+
+
+def pooled_vit() -> nn.Module:
+    return ViTModel(ViTConfig(image_size=32, patch_size=8, **SMALL))
+
+
+@pytest.mark.parametrize("make", [tiny.vit, tiny.bert, dinov2, distilbert, pooled_vit])
+def test_automatic_layouts_keep_the_contract(make: Callable[[], nn.Module]) -> None:
+    names = check_model(
+        lambda: adopt(make(), processor=tiny.Bytes()),
+        toy_batch(),
+        unreached=["model.dinov2_with_registers.embeddings.mask_token"],  # used in pretraining only
+    )
+    assert len(names) == 19
 
 
 def test_encoder_and_decoder_give_the_attention_between_them() -> None:
@@ -139,13 +171,9 @@ def test_encoder_and_decoder_give_the_attention_between_them() -> None:
 
 
 def test_two_towers_ask_which_one() -> None:
-    small = {
-        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }  # fmt: skip
     config = CLIPConfig(
-        text_config=CLIPTextConfig(vocab_size=12, max_position_embeddings=8, **small).to_dict(),
-        vision_config=CLIPVisionConfig(image_size=32, patch_size=8, **small).to_dict(),
+        text_config=CLIPTextConfig(vocab_size=12, max_position_embeddings=8, **SMALL).to_dict(),
+        vision_config=CLIPVisionConfig(image_size=32, patch_size=8, **SMALL).to_dict(),
     )
     inputs = {
         "input_ids": torch.ones(2, 4, dtype=torch.long),

@@ -69,6 +69,20 @@ def test_a_query_that_sees_nothing_of_a_kind_does_not_count_in_its_mean() -> Non
     torch.testing.assert_close(found.weights[:, 0, :, 0], expected)
 
 
+def test_a_causal_model_looks_from_its_last_token() -> None:
+    """Padded on the right or on the left, which the mask tells."""
+    there = torch.tensor([[True] * 6 + [False] * 4, [False] * 3 + [True] * 7])
+    causal = torch.ones(10, 10, dtype=torch.bool).tril()
+    one = call(allowed=causal & there[:, None, None, :])
+    (found,) = last(Seen([one], words(10)))
+    assert found.values.shape == (2, 1, 2, 1, 10)
+    torch.testing.assert_close(found.weights[0, 0, :, 0], one.weights()[0, :, 5])
+    torch.testing.assert_close(found.weights[1, 0, :, 0], one.weights()[1, :, 9])
+    plain = call(allowed=causal[None, None])
+    (found,) = last(Seen([plain], words(10)))
+    torch.testing.assert_close(found.weights[:, 0, :, 0], plain.weights()[:, :, 9])
+
+
 def test_cross_attention_looks_from_all_queries() -> None:
     one = call(q=3, cross=True)
     image, _ = last(Seen([call(), one], (words(3, "objects"), TOKENS)))
