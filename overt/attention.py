@@ -3,9 +3,12 @@
 Axis letters, the same in every file:  b batch  l layer  h head  q query  k key  d feature
 """
 
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from html import escape
+from io import BytesIO
 from math import prod
 
 import torch
@@ -366,6 +369,24 @@ class AttentionMap:
             mask=None if self.mask is None else self.mask.to(device),
         )
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what the axes are, and the first sample as a heat map.
+
+        The heat map is the last layer, its heads fused: cells of a grid for one query, else queries
+        down and keys across. `overt.show.notebook.view` draws it over its photo and its words.
+        """
+        b, l, h, q, k = self.values.shape
+        axes = f"{b} samples, {l} layers, {h} heads, {q} queries, {k} keys; {self.kind.value}"
+        said = f"queries: {_told(self.queries)}; keys: {_told(self.keys)}"
+        head = f"<p><b>AttentionMap</b> of {axes}<br>{escape(said)}</p>"
+        if not self.values.numel():
+            return head
+        weights = self.weights[0, -1].detach().float().mean(dim=0).clamp_min(0).cpu()
+        grids = [span for span in self.keys.spans if len(span.shape) == 2]
+        if q == 1 and len(grids) == 1 and len(grids[0]) == k:
+            weights = weights.reshape(grids[0].shape)
+        return f'{head}<img alt="heat map" style="{_ENLARGED}" src="{_picture(weights)}">'
+
     def check(self, tolerance: float | None = None) -> "AttentionMap":
         """The map itself, or a ValueError that says where it breaks its kind's promise.
 
@@ -400,6 +421,23 @@ class AttentionMap:
                 f"{int(wrong.sum())} {self.kind.value} rows sum to {sums[wrong][:3].tolist()} ..."
             )
         return self
+
+
+def _told(layout: Layout) -> str:
+    return ", ".join(f"{span.name} {'×'.join(map(str, span.shape))}" for span in layout.spans)
+
+
+_ENLARGED = "image-rendering:pixelated;height:240px;max-width:100%;border:1px solid #ccc"
+
+
+def _picture(weights: Float[Tensor, "r c"]) -> str:
+    """A heat map as an address that needs no network: white is none, the largest is dark."""
+    from PIL import Image
+
+    levels = 255 - (255 * weights / weights.max().clamp_min(1e-12)).round().to(torch.uint8)
+    stream = BytesIO()
+    Image.fromarray(levels.numpy()).save(stream, format="PNG")
+    return f"data:image/png;base64,{b64encode(stream.getvalue()).decode()}"
 
 
 def _take(values: Tensor, index: slice | Tensor, dim: int, fill: float | bool) -> Tensor:

@@ -1,0 +1,59 @@
+"""What a notebook shows of a map: its axes in words, and its weights as a picture."""
+
+import base64
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, words
+
+
+def picture(text: str) -> np.ndarray:
+    found = re.search(r'src="data:image/png;base64,([^"]*)"', text)
+    assert found
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(found[1]))))
+
+
+def test_one_query_over_a_grid_is_the_grid() -> None:
+    cells = torch.tensor([[0.0, 0.2, 0.4, 0.4, 0.0, 0.0]])
+    text = AttentionMap.from_cells(cells, grid(2, 3))._repr_html_()
+    assert "1 samples, 1 layers, 1 heads, 1 queries, 6 keys; amount" in text
+    assert "queries: global 1; keys: image 2×3" in text
+    assert picture(text).tolist() == [[255, 127, 0], [0, 255, 255]]
+
+
+def test_many_queries_are_a_table_of_the_last_layer_with_its_heads_fused() -> None:
+    values = torch.rand(2, 3, 4, 5, 6)
+    attention = AttentionMap(values, words(6), words(5), kind=Kind.AMOUNT)
+    expected = values[0, -1].mean(dim=0)
+    expected = 255 - (255 * expected / expected.max()).round()
+    assert picture(attention._repr_html_()).tolist() == expected.tolist()
+
+
+def test_names_are_text_and_nothing_is_asked_of_anyone() -> None:
+    layout = Layout((Span("<script>", (2,), slice(0, 2)),), 2)
+    text = AttentionMap(torch.ones(1, 1, 1, 1, 2) / 2, layout)._repr_html_()
+    assert "<script>" not in text and "&lt;script&gt; 2" in text and "http" not in text
+
+
+@pytest.mark.parametrize("kind", [Kind.SIGNED, Kind.AMOUNT])
+def test_no_weight_below_zero_and_none_at_all_are_white(kind: Kind) -> None:
+    values = torch.full((1, 1, 1, 2, 2), -1.0 if kind is Kind.SIGNED else 0.0)
+    text = AttentionMap(values, words(2), words(2), kind=kind)._repr_html_()
+    assert picture(text).min() == 255
+
+
+def test_logarithms_gradients_and_half_precision_are_shown_too() -> None:
+    scores = torch.randn(1, 2, 2, 3, 3, dtype=torch.bfloat16, requires_grad=True)
+    attention = AttentionMap.from_scores(scores, words(3), words(3))
+    assert attention.form is Form.LOG
+    assert picture(attention._repr_html_()).shape == (3, 3)
+
+
+def test_an_empty_map_is_said_and_not_drawn() -> None:
+    text = AttentionMap(torch.zeros(0, 1, 1, 1, 2), words(2))._repr_html_()
+    assert "0 samples" in text and "img" not in text
