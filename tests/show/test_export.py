@@ -58,12 +58,20 @@ def test_cross_attention_goes_from_the_decoder_to_the_encoder() -> None:
     assert made["encoder_tokens"][3] == "image 1,1" and made["decoder_tokens"] == ["global"]
 
 
+class Shown(str):
+    """What a notebook would show, as text."""
+
+    @property
+    def data(self) -> str:
+        return self
+
+
 @pytest.mark.parametrize("view", ["head_view", "model_view"])
 def test_bertviz_itself_takes_it(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "IPython" not in sys.modules:  # all that bertviz wants of it are three functions
         stub = ModuleType("IPython.display")
         for name in ("display", "HTML", "Javascript"):
-            setattr(stub, name, str)
+            setattr(stub, name, Shown)
         monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
         monkeypatch.setitem(sys.modules, "IPython.display", stub)
     bertviz = pytest.importorskip("bertviz", reason="bertviz is not installed: not tried on it")
