@@ -129,6 +129,10 @@ def _seen_inside(adopted: Adopted, inputs: Mapping[str, Any], run: Callable[...,
     if judged is None:
         return output
     assert isinstance(judged, Loss)
+    if judged.batch_level:
+        raise ValueError(
+            "this loss compares whole batches, and Trainer may accumulate several; train with fit"
+        )
     found = {TOTAL: judged.weight * judged.total, ROWS: judged.count.to(judged.total)}
     return _wider(type(output))(**output, **found)
 
@@ -193,14 +197,15 @@ class AttentionLoss:
     logged as `attention_loss` beside `loss`, which is the sum of both. Train inside `loss_inside`.
     """
 
-    _window: Tensor | None = None  # rows of the step under way
-    _noted: tuple[Tensor, ...] = ()  # what the batches since the last log gave
-    _steps = 0
+    _window: Tensor | None = None  # rows of the step under way, on all processes
+    _noted: tuple[Tensor, ...] = ()  # loss and rows of each batch since the last log
+    _promised: tuple[Tensor, ...] = ()  # rows of each step since then
 
     def rows(self, inputs: Mapping[str, Any]) -> Tensor:
         """How many rows of a batch have a target: what the loss on attention will count.
 
-        Here, the labels that are there. Override it when that is another number.
+        Here, the labels that are there. Override it when that is another number; two numbers that
+        differ are an error at the next log.
         """
         found: Tensor = inputs["labels"].ne(-100).sum()
         return found
@@ -210,8 +215,9 @@ class AttentionLoss:
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
         if batches:
             rows = torch.stack([torch.as_tensor(self.rows(one)) for one in batches]).sum()
-            self._window = self._everywhere(rows.to(device, torch.float32))
-            self._steps += 1
+            rows = rows.to(device, torch.float32)
+            self._window = self._everywhere(rows)
+            self._promised = (*self._promised, rows)
         return batches, items
 
     def compute_loss(
@@ -229,7 +235,7 @@ class AttentionLoss:
             return (task, outputs) if return_outputs else task
         attention = _total(outputs) / self._rows(model, outputs).clamp_min(1)
         if model.training:
-            self._noted = (*self._noted, attention.detach())
+            self._noted = (*self._noted, torch.stack([attention.detach(), outputs[ROWS].detach()]))
             attention = attention * self._share(num_items_in_batch)
         plain = {name: value for name, value in outputs.items() if name not in (TOTAL, ROWS)}
         loss = task + attention
@@ -238,9 +244,16 @@ class AttentionLoss:
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, with the mean loss on attention of the steps since the last time."""
         if "loss" in logs and self._noted:
-            total = self._everywhere(torch.stack(self._noted).sum())
-            logs = {**logs, TOTAL: float(total) / self._steps}
-            self._noted, self._steps = (), 0
+            total, rows = torch.stack(self._noted).sum(dim=0)
+            promised, steps = torch.stack(self._promised).sum(), len(self._promised)
+            self._noted, self._promised = (), ()
+            if float(rows) != float(promised):
+                raise ValueError(
+                    f"the loss on attention counted {float(rows):g} rows where rows() had said "
+                    f"{float(promised):g}, so it was divided by the wrong number; override "
+                    f"{type(self).__name__}.rows to count the rows that have a target"
+                )
+            logs = {**logs, TOTAL: float(self._everywhere(total)) / steps}
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _rows(self, model: nn.Module, outputs: Mapping[str, Any]) -> Tensor:

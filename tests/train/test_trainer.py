@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,14 @@ from transformers import BertForSequenceClassification, Trainer
 from overt.capture.seen import Seen
 from overt.models.adopted import adopt
 from overt.supervise import Loss
-from overt.train.trainer import check_reaches, compute_loss, label_loss, loss_inside, shared_mean
+from overt.train.trainer import (
+    AttentionLoss,
+    check_reaches,
+    compute_loss,
+    label_loss,
+    loss_inside,
+    shared_mean,
+)
 from tests.train.sentences import (
     LAYOUT,
     WEIGHT,
@@ -138,6 +146,32 @@ def test_evaluation_may_go_without_targets(tmp_path: Path) -> None:
             trainer.compute_loss(model.train(), everything_but_target())
     _, [(task, _)] = by_hand(steps=1)
     assert found["eval_loss"] == pytest.approx(task, rel=1e-4)
+
+
+class Forgetful(AttentionLoss, Trainer):
+    """Does not say which rows are supervised: all labels are taken for them."""
+
+
+def test_rows_that_are_not_counted_are_an_error_and_not_a_wrong_division(tmp_path: Path) -> None:
+    model = bert()
+    with (
+        loss_inside(model, evidence, LAYOUT, only=["target"]),
+        pytest.raises(ValueError, match=r"counted 3 rows where rows\(\) had said 8.*Forgetful"),
+    ):
+        Forgetful(model, arguments(tmp_path, 4), train_dataset=Sentences()).train()
+
+
+def test_a_loss_of_whole_batches_is_refused() -> None:
+    model = bert()
+
+    def whole(seen: Seen, inputs: Mapping[str, Any]) -> Loss:
+        return replace(evidence(seen, inputs), batch_level=True)
+
+    with (
+        loss_inside(model, whole, LAYOUT, only=["target"]),
+        pytest.raises(ValueError, match="compares whole batches"),
+    ):
+        model(**everything())
 
 
 # --- the loss inside the model --------------------------------------------------------------
