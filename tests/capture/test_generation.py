@@ -264,6 +264,22 @@ def test_a_captioner_made_of_two_models_each_of_which_could_write() -> None:
     torch.testing.assert_close(found.attention.weights, wanted, atol=1e-6, rtol=0)
 
 
+def test_an_image_encoder_inside_the_pass_is_left_out() -> None:
+    """GIT puts its image before the prompt, and reads it in the first pass."""
+    text = {key: value for key, value in TEXT.items() if key != "num_key_value_heads"}
+    config = transformers.GitConfig(vision_config=PICTURE, **text)
+    model = transformers.GitForCausalLM(config).eval()
+    ids, pixels = words(padded=0)["input_ids"], noise(2, 3, 24, 24)
+    found = generate(model, input_ids=ids, pixel_values=pixels, do_sample=False, max_new_tokens=4)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(found.output.sequences, pixel_values=pixels, output_attentions=True)
+    whole, first = torch.stack(output.attentions, dim=1), 10 + 9  # cells and class token, prompt
+    gone = over(found.output.sequences, 9)[:, None, None, :, None]
+    wanted = whole[:, :, :, first - 1 : -1, :first] * ~gone
+    torch.testing.assert_close(found.attention.weights, wanted, atol=1e-6, rtol=0)
+
+
 def test_a_prompt_of_embeddings() -> None:
     model, given = made("llama"), words()
     embedded = {**given, "inputs_embeds": model.get_input_embeddings()(given["input_ids"]).detach()}
