@@ -53,9 +53,13 @@ def _refused(call: Call) -> Tensor:
 
 
 def hidden_in(layout: Layouts | None) -> Callable[[Call], bool]:
-    """With a layout for each axis, a decoder that looks at itself is another axis than the keys."""
+    """Which calls of the right size are over the keys of the layout.
+
+    With a layout for each axis, a decoder that looks at itself is over the other one, which may
+    happen to be as long.
+    """
     if isinstance(layout, tuple) and layout[0] is not layout[1]:
-        return lambda call: call.cross or not call.causal
+        return lambda call: call.cross or not ("decoder" in call.name or call.causal)
     return lambda call: True
 
 

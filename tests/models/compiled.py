@@ -15,7 +15,7 @@ if __name__ == "__main__":
     batch, plain = toy_batch(), tiny.vit().eval()
     compiled = torch.compile(copy.deepcopy(plain), backend="eager")
     one, two = (
-        adopt(model, layout=tiny.image_layout, processor=tiny.Bytes()) for model in (plain, compiled)
+        adopt(each, layout=tiny.image_layout, processor=tiny.Bytes()) for each in (plain, compiled)
     )
     half = {"image": torch.arange(16).remainder(2).expand(4, -1).float()}
     for mask in (None, half):

@@ -116,11 +116,16 @@ def test_written_cross_attention_without_keys_takes_nothing() -> None:
 def test_a_decoder_that_looks_at_itself_keeps_its_keys() -> None:
     """Queries and keys are as many; the decoder's own words are another axis than the image's."""
     torch.manual_seed(0)
+    layout = words(4, "said"), words(4, "image")
+    pair = torch.randn(2, 4, 8), torch.randn(2, 4, 8)
+    kept = torch.tensor([[1.0, 0.0, 1.0, 0.0]]).expand(2, -1)
+    both = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True).eval()
+    edit, met = hiding(kept, hidden_in(layout))
+    with watch(both, edit=edit):
+        both(*pair)
+    assert met == ["encoder.layers.0.self_attn", "decoder.layers.0.multihead_attn"]
     layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
     mask = nn.Transformer.generate_square_subsequent_mask(4)
-    pair = torch.randn(2, 4, 8), torch.randn(2, 4, 8)
-    layout = words(4, "said"), words(4, "image")
-    kept = torch.tensor([[1.0, 0.0, 1.0, 0.0]]).expand(2, -1)
     edit, met = hiding(kept, hidden_in(layout))
     with watch(layer, edit=edit) as seen:
         layer(*pair, tgt_mask=mask, tgt_is_causal=True)
