@@ -120,15 +120,16 @@ def _sent(seen: Seen, project: Project, needed: bool = False) -> list[Float[Tens
 
 
 def _value(call: Call) -> Float[Tensor, "b g k d"]:
-    b, h, _, k = call.shape
+    b, h, q, k = call.shape
     value = call.value
     if value is None or value.shape[-2] != k or value.numel() % (b * k * value.shape[-1]):
         raise ValueError(f"{call.name or 'the model'} does not show the values its weights met")
     value = value.reshape(b, -1, k, value.shape[-1])
-    if h % value.shape[1]:
+    whole = call.output is None or call.output.numel() == b * h * q * value.shape[-1]
+    if h % value.shape[1] or not whole:
         raise ValueError(
-            f"{call.name or 'the model'} has {value.shape[1]} heads of values for weights of {h}; "
-            "take heads of the finished map, not of what was seen"
+            f"{call.name or 'the model'} has values of other heads than its weights; take heads of "
+            "the finished map, not of what was seen"
         )
     return value
 

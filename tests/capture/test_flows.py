@@ -31,6 +31,11 @@ def test_one_layer_is_its_own_flow_and_a_bottleneck_narrows_it() -> None:
     assert flow(narrow, residual=False).values[0, 0, 0, 0].tolist() == [0.5, 0.05]
 
 
+def test_sums_above_one_do_not_overflow() -> None:
+    ones = AttentionMap(torch.ones(1, 3, 1, 5, 5), words(5), words(5), kind=Kind.AMOUNT)
+    assert flow(ones, residual=False).values.unique().tolist() == [5.0]
+
+
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("masked", [False, True])
 def test_flow_is_that_of_networkx(residual: bool, masked: bool) -> None:

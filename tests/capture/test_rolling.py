@@ -79,6 +79,19 @@ def test_rows_travel_alone(name: str, portion: int | None, fuse: Fuse) -> None:
         torch.testing.assert_close(mine, theirs, **EXACT)
 
 
+@pytest.mark.parametrize("residual", [True, False])
+def test_windows_lead_further_with_every_layer(residual: bool) -> None:
+    at = torch.arange(9)
+    allowed = ((at[:, None] - at) >= 0) & ((at[:, None] - at) <= 2)
+    seen, _ = seen_of(Encoder(), inputs(n=9), allowed)
+    expected = attention.rollout(seen.map(), residual=residual).layer(-1)
+    rows = torch.tensor([[8, 4]] * 2)
+    found = rollout(seen, rows, residual=residual)
+    assert torch.equal(found.visible, expected.visible[:, [8, 4]])
+    assert found.visible[0, 0].tolist() == [False] * 2 + [True] * 7
+    torch.testing.assert_close(found.values, expected.values[..., [8, 4], :], **EXACT)
+
+
 def test_without_a_gradient_nothing_changes() -> None:
     seen, _ = seen_of(Encoder(), inputs(), padding())
     for fuse in (torch.mean, torch.amax):

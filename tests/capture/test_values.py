@@ -83,6 +83,14 @@ def test_without_a_projection_the_values_alone_count_and_it_is_said() -> None:
         value_norms(seen, project=lambda call: torch.ones(2, 3).double())
 
 
+@pytest.mark.parametrize(("groups", "heads"), [(4, [0]), (2, [0, 3])])
+def test_chosen_heads_are_refused(groups: int, heads: list[int]) -> None:
+    """Two heads that share values with others look like two groups."""
+    seen, _ = seen_of(Encoder(groups=groups), inputs())
+    with pytest.raises(ValueError, match="take heads of the finished map"):
+        value_norms(seen.heads(heads))
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "distilbert"])
 def test_the_projection_is_found_in_usual_models(name: str) -> None:
     transformers = pytest.importorskip("transformers")
