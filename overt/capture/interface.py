@@ -7,7 +7,7 @@ fused kernel, and what that kernel cannot do (caps, sinks) in plain arithmetic.
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -61,14 +61,14 @@ def mask(q_length: Any, kv_length: Any, allow_is_causal_skip: bool = True, **oth
     """The mask that `sdpa` gets, but always there when queries and keys differ in number.
 
     `sdpa` leaves it out where its own reading of "causal" is right. Flash-attention reads the same
-    word from the other end, so here nothing is left to be read. A model that writes its attention
-    out takes another kind of mask, and would go wrong with this one in silence: it is refused.
+    word from the other end, so here nothing is left to be read. A model that writes attention out
+    adds its mask to the scores: it gets the mask of "eager", which serves both.
     """
-    from transformers.masking_utils import sdpa_mask
+    from transformers.masking_utils import eager_mask, sdpa_mask
 
-    _refuse_written_out(others.get("config"))
     skip = allow_is_causal_skip and (q_length == kv_length or q_length == 1)
-    return sdpa_mask(q_length=q_length, kv_length=kv_length, allow_is_causal_skip=skip, **others)
+    make = sdpa_mask if _asks_only_us(others.get("config")) else eager_mask
+    return make(q_length=q_length, kv_length=kv_length, allow_is_causal_skip=skip, **others)
 
 
 def attention(
@@ -125,22 +125,19 @@ def attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _refuse_written_out(config: Any) -> None:
-    """Refuse the models of a file that has attention of its own and never asks the interface."""
+def _asks_only_us(config: Any) -> bool:
+    """Whether the models of this configuration have no attention but that of the interface."""
     modeling = sys.modules.get(type(config).__module__.replace("configuration_", "modeling_"))
-    if modeling is None or hasattr(modeling, "ALL_ATTENTION_FUNCTIONS"):
-        return
-    if any(
-        isinstance(kind, type)
-        and issubclass(kind, nn.Module)
-        and kind.__module__ == modeling.__name__
-        and "Attention" in kind.__name__
+    if modeling is None or not hasattr(modeling, "ALL_ATTENTION_FUNCTIONS"):
+        return False
+    return not any(
+        word in getattr(getattr(member, "__code__", None), "co_names", ())
         for kind in vars(modeling).values()
-    ):
-        raise NotImplementedError(
-            f"the models of {modeling.__name__} write their attention out and know nothing of "
-            f'attn_implementation="{NAME}"; load them with "eager", which overt.watch sees'
-        )
+        if isinstance(kind, type) and kind.__module__ == modeling.__name__
+        for member in vars(kind).values()
+        if "Attention" in kind.__name__
+        for word in ("softmax", "Softmax")
+    )
 
 
 _INSTEAD = 'choose model.set_attn_implementation("eager") to watch it'
@@ -230,30 +227,29 @@ _ROUTED: dict[int, tuple[int, str]] = {}  # by configuration: how many watch it,
 
 
 @contextmanager
-def routed(model: nn.Module) -> Iterator[None]:
-    """Let a Hugging Face model on kernels that cannot be seen attend through ours, for this block.
+def routed(configs: Sequence[Any]) -> Iterator[None]:
+    """Let Hugging Face models on kernels that cannot be seen attend through ours, for this block.
 
     Every part of the model gets back what it had, also after an error, when the last of those who
     watch it has left.
     """
-    if "transformers" not in sys.modules:
-        yield
-        return
     with ExitStack() as undo:
-        for config in _configs(model):
-            _switch(config)
-            undo.callback(_restore, config)
+        for config in configs:
+            if id(config) in _ROUTED or _hidden(config._attn_implementation_internal):
+                _switch(config)
+                undo.callback(_restore, config)
         yield
 
 
-def _configs(model: nn.Module) -> list[Any]:
-    """The configurations in a model that name a kernel which cannot be seen, each once."""
+def configs(model: nn.Module) -> list[Any]:
+    """The configurations in a model that name an implementation and let it be changed, each once."""
+    if "transformers" not in sys.modules:
+        return []
     fixed: set[int] = set()
     found: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        name = getattr(config, "_attn_implementation_internal", None)
-        if name is not None and (id(config) in _ROUTED or _hidden(name)):
+        if hasattr(config, "_attn_implementation_internal"):
             found[id(config)] = config
             can = getattr(type(module), "_can_set_attn_implementation", None)
             if can is not None and not can():
