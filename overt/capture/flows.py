@@ -103,7 +103,7 @@ def _cuts(layers: Any, row: int) -> Bool[Tensor, "n levels n"]:
     l, n, _ = layers.shape
     level, start, end = np.nonzero(layers)
     carried = layers[level, start, end]
-    largest = max(1.0, float(layers.sum(axis=-1).max()))  # sums of flows must fit 32 bits
+    largest = max(1.0, float(layers.sum(axis=-1).max()))  # amounts must fit 32 bits
     amounts = np.maximum(np.rint(carried * (2**30 / largest)), 1).astype(np.int32)
     size = (l + 1) * n  # node (level, position); inputs are level 0
     network = csr_array((amounts, ((level + 1) * n + start, level * n + end)), shape=(size, size))

@@ -31,9 +31,9 @@ def test_one_layer_is_its_own_flow_and_a_bottleneck_narrows_it() -> None:
     assert flow(narrow, residual=False).values[0, 0, 0, 0].tolist() == [0.5, 0.05]
 
 
-def test_sums_above_one_do_not_overflow() -> None:
-    ones = AttentionMap(torch.ones(1, 3, 1, 5, 5), words(5), words(5), kind=Kind.AMOUNT)
-    assert flow(ones, residual=False).values.unique().tolist() == [5.0]
+def test_weights_above_one_do_not_overflow() -> None:
+    wide = AttentionMap(torch.full((1, 3, 1, 5, 5), 8.0), words(5), words(5), kind=Kind.AMOUNT)
+    assert flow(wide, residual=False).values.unique().tolist() == [40.0]
 
 
 @pytest.mark.parametrize("residual", [True, False])
