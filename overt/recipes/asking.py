@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overt.errors import BadInput
+from overt.errors import BadInput, Failed
 from overt.recipes.opening import Subject
 
 NEW_TOKENS = 32  # how much of an answer is written by a model that reads first and then writes
@@ -36,6 +36,20 @@ class Asked:
     given: Given
     text: str | None = None
     notes: tuple[str, ...] = ()
+
+
+def run(name: str, asked: Asked) -> Any:
+    """Call the model; what it makes of an input that it cannot take is one sentence."""
+    import torch
+
+    try:
+        return asked.call(asked.inputs)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        said = f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+        raise Failed(f"{name} could not be run on this input ({said[:300]}).") from error
 
 
 def is_picture(word: str) -> bool:

@@ -6,12 +6,13 @@ are compared module by module.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from overt.errors import BadInput
-from overt.recipes.asking import Asked, Given, ask, keyword_call
+from overt.errors import BadInput, Failed
+from overt.recipes.asking import Asked, Given, ask, keyword_call, run
 from overt.recipes.opening import Subject, locate, open_model, quiet
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _calls(model: "nn.Module", asked: Asked) -> dict[str, "Call"]:
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]), watch(model) as seen:
         torch.manual_seed(0)  # some models draw even when they do not train
-        asked.call(asked.inputs)
+        run(type(model).__name__, asked)
     calls: dict[str, Call] = {}
     for call in seen.calls:
         calls.setdefault(call.name, call)
@@ -141,7 +142,7 @@ def _one_by_one(
     for name in modules:
         try:
             with torch.no_grad(), watch(model, layers=[name]) as seen:
-                asked.call(asked.inputs)
+                run(type(model).__name__, asked)
         except Unseen:
             continue
         calls[name] = seen.calls[0]
@@ -153,23 +154,40 @@ def _otherwise(model: Any, asked: Asked) -> dict[str, "Call"]:
 
     Empty for a model that has one way only.
     """
-    from overt.capture import Unseen, interface
+    from overt.capture import Unseen
+
+    try:
+        with _switched(model) as changed:
+            return _calls(model, asked) if changed else {}
+    except (Unseen, ValueError, NotImplementedError, Failed):
+        return {}
+
+
+@contextmanager
+def _switched(model: Any) -> Iterator[bool]:
+    """The model with its other implementation of attention, if it has one, and back again."""
+    from overt.capture import interface
 
     before = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if before is None or not hasattr(model, "set_attn_implementation"):
-        return {}
-    if before == "eager":
-        interface.register()
-    try:
-        with quiet():
-            model.set_attn_implementation(interface.NAME if before == "eager" else "eager")
-        changed = model.config._attn_implementation != before
-        return _calls(model, asked) if changed else {}
-    except (Unseen, ValueError, NotImplementedError):
-        return {}
-    finally:
-        with quiet():
-            model.set_attn_implementation(before)
+    fusing = [one for one in model.modules() if isinstance(getattr(one, "fused_attn", None), bool)]
+    if before is not None and hasattr(model, "set_attn_implementation"):
+        if before == "eager":
+            interface.register()
+        try:
+            with quiet():
+                model.set_attn_implementation(interface.NAME if before == "eager" else "eager")
+            yield model.config._attn_implementation != before
+        finally:
+            with quiet():
+                model.set_attn_implementation(before)
+    else:  # timm's switch
+        for module in fusing:
+            module.fused_attn = not module.fused_attn
+        try:
+            yield bool(fusing)
+        finally:
+            for module in fusing:
+                module.fused_attn = not module.fused_attn
 
 
 def _module(number: int, name: str, call: "Call | None", other: "Call | None") -> Module:

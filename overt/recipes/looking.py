@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt.errors import BadInput
-from overt.recipes.asking import Asked, Given, ask, is_picture, read
+from overt.recipes.asking import Asked, Given, ask, is_picture, read, run
 from overt.recipes.opening import Subject, locate, open_model
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
     layouts, problem = _layouts(subject, asked)
     try:
         with torch.set_grad_enabled(wish.way in EXPLAINING), watch(subject.model) as seen:
-            output = asked.call(asked.inputs)
+            output = run(subject.name, asked)
     except Unseen as error:
         raise BadInput(f"{subject.name}: {error}") from error
     notes = [*subject.notes, *asked.notes, answer(subject, output, asked)]

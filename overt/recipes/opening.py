@@ -223,7 +223,10 @@ def _open_timm(folder: Path, config: dict[str, Any], name: str) -> Subject:
             **(config.get("model_args") or {}),
         )
         model.load_state_dict(files.read_tensors(weights))
-        how = timm.data.resolve_model_data_config(model)
+        how = dict(timm.data.resolve_model_data_config(model))
+        size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        if size is not None:  # a model may be made for another size than its weights were
+            how["input_size"] = (how["input_size"][0], *size)
         transform = timm.data.create_transform(**how, is_training=False)
     return Subject(name, model.eval(), transform=transform)
 

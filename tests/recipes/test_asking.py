@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from overt.errors import BadInput, Damaged
-from overt.recipes.asking import Given, ask, is_picture, read
+from overt.errors import BadInput, Damaged, Failed
+from overt.recipes.asking import Asked, Given, ask, is_picture, read, run
 from overt.recipes.opening import Subject, open_model
 from tests.recipes import foreign
 
@@ -143,3 +143,18 @@ def test_timm_takes_a_picture_alone() -> None:
     assert seen == [(1, 3, 90, 60)]
     with pytest.raises(BadInput, match="does not read"):
         ask(subject, Given(TEXT))
+
+
+def test_a_model_that_fails_on_its_input_is_said_to() -> None:
+    def fail(inputs: Any) -> Any:
+        raise AssertionError("Input height (224) doesn't match model (64).\nMore.")
+
+    said = r"odd could not be run on this input \(AssertionError: Input height .* model \(64\)\)\."
+    with pytest.raises(Failed, match=said):
+        run("odd", Asked({}, fail, Given()))
+
+    def exhaust(inputs: Any) -> Any:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run("odd", Asked({}, exhaust, Given()))

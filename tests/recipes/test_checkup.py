@@ -76,6 +76,29 @@ def test_a_model_that_has_one_way_only_is_not_said_to_agree() -> None:
     assert "compared" not in found.verdict()
 
 
+class FusingAttention(torch.nn.Module):
+    """Attention with timm's switch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused_attn = True
+        self.qkv = torch.nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).reshape(1, -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        if self.fused_attn:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return (q * 4**-0.5 @ k.mT).softmax(dim=-1) @ v
+
+
+def test_the_switch_of_timm_is_turned_and_turned_back() -> None:
+    model = torch.nn.Sequential(FusingAttention()).eval()
+    found = examine(Subject("timm", model, transform=lambda picture: torch.randn(5, 8)))
+    (one,) = found.modules
+    assert one.route == "scaled_dot_product_attention" and one.off is not None and one.off < 1e-6
+    assert model[0].fused_attn is True
+
+
 class SidewaysAttention(torch.nn.Module):
     """Weights that no route sees: a softmax over another axis than the last."""
 

@@ -221,7 +221,11 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     def create_model(name: str, **settings: Any) -> torch.nn.Module:
         made.append({"name": name, **settings})
-        return torch.nn.Linear(3, settings["num_classes"])
+        model = torch.nn.Linear(3, settings["num_classes"])
+        size = settings["img_size"]
+        model.patch_embed = torch.nn.Module()
+        model.patch_embed.img_size = (size, size)  # type: ignore[assignment]
+        return model
 
     fake = SimpleNamespace(
         made=made,
@@ -230,8 +234,8 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         list_models=lambda pattern: ["vit_tiny_patch16"],
         get_pretrained_cfg=lambda name: SimpleNamespace(hf_hub_id=f"timm/{name}.tag"),
         data=SimpleNamespace(
-            resolve_model_data_config=lambda model: {"input_size": (3, 8, 8)},
-            create_transform=lambda **settings: str,
+            resolve_model_data_config=lambda model: {"input_size": (3, 224, 224)},
+            create_transform=lambda **settings: made.append(settings) or str,
         ),
     )
     real = importlib.import_module
@@ -251,6 +255,7 @@ def test_a_timm_folder_is_made_without_its_pretrained_weights_and_then_filled(
     subject = open_model(locate(str(tmp_path)))
     torch.testing.assert_close(subject.model.weight, weights["weight"])
     assert timm.made[0]["pretrained"] is False and timm.made[0]["img_size"] == 8
+    assert timm.made[1] == {"input_size": (3, 8, 8), "is_training": False}  # that of the model
     assert subject.transform is str and not subject.model.training
 
 
