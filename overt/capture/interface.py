@@ -126,14 +126,21 @@ def attention(
 
 
 def _asks_only_us(config: Any) -> bool:
-    """Whether the models of this configuration have no attention but that of the interface."""
+    """Whether the models of this configuration leave masks to us, as they do to `sdpa`.
+
+    Some cannot be on `sdpa`: they write a softmax out somewhere, or do not say which of their
+    modules are causal.
+    """
     modeling = sys.modules.get(type(config).__module__.replace("configuration_", "modeling_"))
-    if modeling is None or not hasattr(modeling, "ALL_ATTENTION_FUNCTIONS"):
+    if modeling is None:
+        return False
+    kinds = [kind for kind in vars(modeling).values() if isinstance(kind, type)]
+    kinds = [kind for kind in kinds if kind.__module__ == modeling.__name__]
+    if not any(getattr(kind, "_supports_sdpa", False) for kind in kinds):
         return False
     return not any(
         word in getattr(getattr(member, "__code__", None), "co_names", ())
-        for kind in vars(modeling).values()
-        if isinstance(kind, type) and kind.__module__ == modeling.__name__
+        for kind in kinds
         for member in vars(kind).values()
         if "Attention" in kind.__name__
         for word in ("softmax", "Softmax")
@@ -242,7 +249,7 @@ def routed(configs: Sequence[Any]) -> Iterator[None]:
 
 
 def configs(model: nn.Module) -> list[Any]:
-    """The configurations in a model that name an implementation and let it be changed, each once."""
+    """The configurations in a model that name an implementation which can be changed, each once."""
     if "transformers" not in sys.modules:
         return []
     fixed: set[int] = set()

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.attention import Kind
+from overt.capture.axes import four, heads_of
 from overt.capture.call import Projected, Route, Written
 from overt.capture.edits import changed, edits_of
 from overt.capture.places import HERE
@@ -43,11 +44,15 @@ FUNCTIONS = _SOFTMAX | _DROPOUT | _SAME | _PRODUCT
 
 @dataclass(eq=False)
 class Softmax:
-    """A softmax over the last axis: who took it, of what, and whether it has met values yet."""
+    """A softmax over the last axis: who took it, of what, and whether it has met values yet.
+
+    `split` when later columns met values apart from the first ones.
+    """
 
     module: nn.Module
     logits: Tensor
     met: bool = False
+    split: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +60,8 @@ class Trace:
     """A tensor that came out of a softmax, by way of dropout, casts and reshapes.
 
     `clean` is the same without dropout, which had the rate `rate`; `mixed` when something else than
-    those came between, so that its logits say nothing about it.
+    those came between, so that its logits say nothing about it; `piece` when the first columns are
+    missing.
     """
 
     origin: Softmax
@@ -64,6 +70,7 @@ class Trace:
     dropped: int = 0
     rate: float = 0.0
     mixed: bool = False
+    piece: bool = False
 
     @property
     def module(self) -> nn.Module:
@@ -105,18 +112,18 @@ def _known(tensor: Any) -> Trace | None:
 
 def _same(func: Any, args: Any, kwargs: Any, trace: Trace, result: Tensor) -> None:
     """The same weights in another type or shape, or without the columns of a sink."""
-    dropped = trace.dropped
+    dropped, piece = trace.dropped, trace.piece
     if func is Tensor.__getitem__:
         cut = trace.tensor.shape[-1] - result.shape[-1]
-        first = result.storage_offset() == trace.tensor.storage_offset()
-        if not first or cut < 0 or result.shape[:-1] != trace.tensor.shape[:-1]:
+        if cut < 0 or result.shape[:-1] != trace.tensor.shape[:-1]:
             return
         dropped += cut
+        piece |= result.storage_offset() != trace.tensor.storage_offset()
     elif result.shape[-1] != trace.tensor.shape[-1]:
         return
     whole = trace.clean is trace.tensor
     clean = result if whole else func(trace.clean, *args[1:], **kwargs)
-    _note(replace(trace, tensor=result, clean=clean, dropped=dropped))
+    _note(replace(trace, tensor=result, clean=clean, dropped=dropped, piece=piece))
 
 
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,10 +136,31 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trace = _known(operand)
         if trace is None and place == 0:
             trace = _mixed(operand, operands)
-        if trace is not None:
+        if trace is not None and not _chooses(func, args[0], place) and _whole(trace):
             values = next((one for one in operands if one is not operand), None)
             return _meet(func, args, kwargs, at + place, trace, values)
     return func(*args, **kwargs)
+
+
+def _chooses(func: Any, equation: Any, place: int) -> bool:
+    """Whether each query has values of its own: then experts are mixed, and nobody looks at all."""
+    if func is not torch.einsum or not isinstance(equation, str):
+        return False
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    query = terms[place][-2:-1]
+    return any(query in other for at, other in enumerate(terms) if at != place)
+
+
+def _whole(trace: Trace) -> bool:
+    """Whether this is where the weights meet their values; parts that meet apart are refused."""
+    trace.origin.split |= trace.piece
+    if trace.origin.split and (trace.origin.met or not trace.piece):
+        raise NotImplementedError(
+            f"{type(trace.module).__name__} cuts its weights into parts that meet different "
+            "values, which is not one map over one row of keys; leave it out by naming the layers "
+            "you need: watch(model, layers=[...])"
+        )
+    return not trace.piece
 
 
 def _mixed(operand: Any, operands: tuple[Any, ...]) -> Trace | None:
@@ -150,12 +178,13 @@ def _meet(
     func: Any, args: tuple[Any, ...], kwargs: Any, place: int, trace: Trace, values: Tensor | None
 ) -> Any:
     """The product of weights and values, remembered, with the edits of whoever watches."""
-    used = _four(trace.clean)
+    heads = HERE.heads or heads_of(trace.module)
+    used = four(trace.clean, heads)
     if trace.mixed:
         source: Projected | Written = Written(used, Kind.SIGNED)
     else:
         kind = Kind.SUBPROBABILITY if trace.dropped else Kind.PROBABILITY
-        source = Written(used, kind, _four(trace.origin.logits), trace.dropped)
+        source = Written(used, kind, four(trace.origin.logits, heads), trace.dropped)
     edits = edits_of(trace.module)
     if edits:
         source = changed(trace.module, Route.SOFTMAX, source, values, edits)
@@ -169,23 +198,3 @@ def _meet(
         remember(Record(trace.module, Route.SOFTMAX, source, values, output, HERE.cross))
     trace.origin.met = True
     return output
-
-
-def _four(tensor: Tensor) -> Tensor:
-    """(b, h, q, k): heads folded into the batch are told apart, windows are samples."""
-    if tensor.ndim == 4:
-        return tensor
-    if tensor.ndim > 4:
-        return tensor.flatten(0, -4)
-    heads = HERE.heads or _heads(HERE.stack[-1])
-    if heads > 1 and len(tensor) % heads == 0:
-        return tensor.unflatten(0, (-1, heads))
-    return tensor.unsqueeze(1)
-
-
-def _heads(module: nn.Module) -> int:
-    for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"):
-        count = getattr(module, name, None)
-        if isinstance(count, int):
-            return count
-    return 1

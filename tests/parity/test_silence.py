@@ -108,6 +108,27 @@ class SigmoidAttention(Layer):
         return (query @ key.mT).sigmoid() @ value
 
 
+class CutAttention(Layer):
+    """The first two keys are met apart from the others, as in blocks with global tokens."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT / math.sqrt(8)).softmax(-1)
+        return weights[..., :2] @ value[..., :2, :] + weights[..., 2:] @ value[..., 2:, :]
+
+
+class OtherwiseCutAttention(CutAttention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT / math.sqrt(8)).softmax(-1)
+        return weights[..., 2:] @ value[..., 2:, :] + weights[..., :2] @ value[..., :2, :]
+
+
+class HeadlessAttention(Layer):
+    """A sink that stands in front of the keys."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return (query @ key.mT / math.sqrt(8)).softmax(-1)[..., 1:] @ value[..., 1:, :]
+
+
 class LinearAttention(Layer):
     """No map is ever made: keys meet values first."""
 
@@ -153,6 +174,15 @@ class Experts(nn.Module):
         return (best[..., None] * chosen).sum(2)
 
 
+class SoftExperts(Experts):
+    """All experts, each with its share, in one product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = self.router(x).softmax(-1)
+        said = torch.einsum("bnd,edf->bnef", x, self.experts)
+        return torch.einsum("bne,bnef->bnf", share, said)
+
+
 class Model(nn.Module):
     """Layers one after another, and a head that takes a softmax over classes."""
 
@@ -181,11 +211,13 @@ def by_hand(model: Model, x: Tensor) -> list[Tensor]:
 SEEN = [FusedAttention, WrittenAttention, EinsumAttention, SwappedAttention, FoldedAttention]
 SEEN += [ModularAttention, PlainBlock]
 HIDDEN = [ExponentialAttention, LogSoftmaxAttention, ColumnAttention, SigmoidAttention]
-HIDDEN += [LinearAttention, KernelAttention]
+HIDDEN += [LinearAttention, KernelAttention, HeadlessAttention]
 
 
 @pytest.mark.parametrize("kind", SEEN)
-@pytest.mark.parametrize("around", [(), (Experts,)], ids=["alone", "experts"])
+@pytest.mark.parametrize(
+    "around", [(), (Experts,), (SoftExperts,)], ids=["alone", "experts", "soft experts"]
+)
 def test_ways_of_writing_attention_that_are_seen(
     kind: type[Layer], around: tuple[type[nn.Module], ...]
 ) -> None:
@@ -210,7 +242,20 @@ def test_ways_that_are_not_seen_are_named(kind: type[Layer]) -> None:
     assert seen.names == ("layers.0", "layers.2")
 
 
-@pytest.mark.parametrize("layers", [[], [Experts()]], ids=["plain", "experts"])
+@pytest.mark.parametrize("kind", [CutAttention, OtherwiseCutAttention])
+def test_weights_that_are_cut_into_parts_are_refused(kind: type[Layer]) -> None:
+    model = Model(FusedAttention(), kind())
+    with pytest.raises(NotImplementedError, match=f"{kind.__name__} cuts its weights"):  # noqa: SIM117
+        with watch(model):
+            model(noise(2, 6, 32))
+    with watch(model, layers=[0]) as seen:
+        model(noise(2, 6, 32))
+    assert seen.names == ("layers.0",)
+
+
+@pytest.mark.parametrize(
+    "layers", [[], [Experts()], [SoftExperts()]], ids=["plain", "experts", "soft experts"]
+)
 def test_a_model_without_attention_is_an_error(layers: list[nn.Module]) -> None:
     with pytest.raises(Unseen, match=r"Model has no attention.*class_activation"):  # noqa: SIM117
         with watch(model := Model(*layers)):
