@@ -9,7 +9,7 @@ from overt.recipes.recipe import Recipe
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
     """Every recipe by name, in the order in which they are listed."""
-    from overt.recipes import baselines, scenes
+    from overt.recipes import baselines, ltpa, scenes
 
     every: tuple[Callable[[], Recipe], ...] = (
         scenes.scenes_question,
@@ -20,6 +20,9 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
         baselines.cifar100_cnn,
         baselines.trec_attention,
         baselines.easyvqa_soft,
+        ltpa.ltpa_cifar10,
+        ltpa.ltpa_cifar100,
+        ltpa.ltpa_scenes,
     )
     return {make().name: make for make in every}
 

@@ -38,19 +38,27 @@ def nothing_more(output: models.Output, batch: Batch) -> dict[str, supervise.Los
     return {}
 
 
+def adamw(model: nn.Module, plan: Train) -> ParameterSet:
+    """All parameters under AdamW, with a rate that warms up and falls along a cosine."""
+    optimizer = torch.optim.AdamW(model.parameters(), plan.rate, weight_decay=plan.decay)
+    return ParameterSet(optimizer, warm_then_cosine(plan.warmup), plan.clip)
+
+
 def experiment(
     model: nn.Module,
     train: DataSet,
-    validation: Judge,
+    validation: Judge | None,
     test: Judge,
     plan: Train,
     context: Context,
     teach: Teach = nothing_more,
     vary: Callable[[Batch], Batch] = lambda batch: batch,
+    learn: Callable[[nn.Module, Train], ParameterSet] = adamw,
 ) -> Experiment:
     """One stage that trains a classifier with cross-entropy, then a test.
 
-    `teach` adds losses to the task's, `vary` changes each training batch.
+    `teach` adds losses to the task's, `vary` changes each training batch, `learn` says how the
+    parameters move. Without `validation` nothing is looked at before the test.
     """
 
     def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
@@ -59,12 +67,17 @@ def experiment(
         task = supervise.classification(output.prediction, batch.labels)
         return {"model": {"task": task, **teach(output, batch)}}
 
-    optimizer = torch.optim.AdamW(model.parameters(), plan.rate, weight_decay=plan.decay)
-    sets = {"model": ParameterSet(optimizer, warm_then_cosine(plan.warmup), plan.clip)}
+    sets = {"model": learn(model, plan)}
     device = processes(context.device).device
+    used, monitor = [train, test.data], None
+    if validation is not None:
+        held = validation
+        used.insert(1, held.data)
 
-    def validate(net: nn.Module) -> dict[str, float]:
-        return {"accuracy": validation.accuracy(cast(models.Model, net), device)}
+        def validate(net: nn.Module) -> dict[str, float]:
+            return {"accuracy": held.accuracy(cast(models.Model, net), device)}
+
+        monitor = Monitor(validate, "accuracy")
 
     def run(resume: bool, reporter: Reporter) -> Fitted:
         return fit(
@@ -76,14 +89,18 @@ def experiment(
             out=context.out,
             seed=context.seed,
             device=context.device,
-            monitor=Monitor(validate, "accuracy"),
+            monitor=monitor,
             resume=resume,
             reporter=reporter,
         )
 
     return Experiment(
         model=model,
-        sources=[source(train), source(validation.data), source(test.data)],
+        sources=[
+            source(train),
+            *([] if validation is None else [source(held.data)]),
+            source(test.data),
+        ],
         stages=[Stage("train", run)],
         evaluate=lambda reporter: test.evaluate(cast(models.Model, model), device),
         example=lambda: test.data.batch(range(min(8, len(test.data)))),

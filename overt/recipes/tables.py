@@ -23,7 +23,7 @@ COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks"
 
 def tables() -> dict[str, Table]:
     """Every table by name."""
-    from overt.recipes import baselines, scenes
+    from overt.recipes import baselines, ltpa, scenes
 
     attention = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")
     every = (
@@ -50,6 +50,28 @@ def tables() -> dict[str, Table]:
                 Row("easyvqa", baselines.easyvqa_soft),
             ),
             ("accuracy", "deletion", "entropy"),
+        ),
+        Table(
+            "ltpa-1",
+            "Learn to Pay Attention, Table 1, with controls that pool the same levels by the mean.",
+            tuple(
+                Row(f"{data}-{label}", make, ltpa.changes(model))
+                for data, make in (
+                    ("cifar10", ltpa.ltpa_cifar10),
+                    ("cifar100", ltpa.ltpa_cifar100),
+                )
+                for label, model in ltpa.models().items()
+            ),
+            ("error", "deletion", "entropy_8x8", "entropy_16x16", "entropy_32x32"),
+        ),
+        Table(
+            "ltpa-scenes",
+            "The networks of ltpa-1 on scenes: whether the last level finds the deciding thing.",
+            tuple(
+                Row(label, ltpa.ltpa_scenes, ltpa.changes(model))
+                for label, model in ltpa.models().items()
+            ),
+            attention,
         ),
     )
     return {table.name: table for table in every}
