@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from overt.attention import Layout, Span, words
+from overt.capture.call import Call, Projected, Route
 from overt.capture.edits import Bias
 from overt.capture.watching import watch
 from overt.models.adopted import adopt
@@ -69,6 +70,21 @@ def test_a_causal_query_that_lost_all_it_could_see_sees_itself() -> None:
     assert not weights[3, :2].any()
     (gradient,) = torch.autograd.grad(out[0, 2:].square().sum(), rows)
     assert not gradient[0, :2].any()  # what was removed is read by nobody else
+
+
+def test_with_a_cache_a_query_finds_itself_at_the_end_of_the_keys() -> None:
+    edit, _ = hiding(torch.zeros(1, 4), lambda call: True)
+    source = Projected(torch.randn(1, 2, 2, 8), torch.randn(1, 2, 4, 8), 1.0)
+    added = edit.make(Call("layer", nn.Identity(), source, Route.SDPA, cross=False))
+    assert added is not None
+    assert (added == 0).nonzero()[:, 2:].tolist() == [[0, 2], [1, 3]]
+
+
+def test_what_is_removed_is_hidden_in_layers_that_are_not_shown() -> None:
+    batch, mask = toy_batch(), {"image": torch.arange(16).remainder(2).expand(4, -1).float()}
+    whole, part = tiny.adopted_vit().eval(), tiny.adopted_vit(layers=[0]).eval()
+    one, two = (model.decide(model.encode(batch), mask) for model in (whole, part))
+    torch.testing.assert_close(one.prediction, two.prediction)
 
 
 def test_cross_attention_without_keys_takes_nothing() -> None:

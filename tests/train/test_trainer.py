@@ -89,6 +89,20 @@ def test_trainer_takes_the_steps_of_a_loop_by_hand(
         assert log["loss"] == pytest.approx(task + attention, rel=1e-4)
 
 
+def test_what_is_logged_is_the_mean_over_steps(tmp_path: Path) -> None:
+    model = bert()
+    with loss_inside(model, evidence, LAYOUT, only=["target"]):
+        args = arguments(tmp_path, 4)
+        args.logging_steps = 2
+        data = Sentences()
+        trainer = Supervised(model, args, train_dataset=data, compute_loss_func=label_loss)
+        trainer.train()
+    _, told = by_hand()
+    log = next(one for one in trainer.state.log_history if "loss" in one)
+    assert log["attention_loss"] == pytest.approx(sum(a for _, a in told) / 2, rel=1e-4)
+    assert log["loss"] == pytest.approx(sum(t + a for t, a in told) / 2, rel=1e-4)
+
+
 @pytest.mark.parametrize("batch", [8, 2])
 def test_a_plain_trainer_divides_by_labels(batch: int, tmp_path: Path) -> None:
     model = bert()
