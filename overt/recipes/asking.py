@@ -81,6 +81,9 @@ def ask(subject: Subject, given: Given) -> Asked:
         return _ask_timm(subject, given)
     config = subject.model.config
     reads, sees = _senses(subject)
+    if not reads and not sees:
+        wants = getattr(subject.model, "main_input_name", "something else")
+        raise BadInput(f"{subject.name} takes neither text nor pictures but {wants}.")
     if given.photo is not None and not sees:
         raise BadInput(f"{subject.name} does not look at pictures; give it a text.")
     if given.text is not None and not reads:

@@ -289,9 +289,11 @@ def _from_config(subject: Subject) -> Asked:
         inputs["pixel_values"] = torch.randn(1, channels, height, width, generator=draw)
     if getattr(config, "is_encoder_decoder", False) and "input_ids" in inputs:
         inputs["decoder_input_ids"] = inputs["input_ids"][:, :5]
-    if not inputs or {"vision_config", "image_token_id"} <= set(dir(config)):
+    wanted = getattr(model, "main_input_name", "input_ids")
+    if wanted not in inputs or {"vision_config", "image_token_id"} <= set(dir(config)):
         raise BadInput(
-            f"{subject.name} has no processor beside it, and its config does not say what it takes."
+            f"{subject.name} has no processor beside it that can be used here, and its config does "
+            f"not say how to make up its {wanted}."
         )
     kind = next(p.dtype for p in model.parameters() if p.is_floating_point())
     inputs = {

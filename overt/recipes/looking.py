@@ -228,10 +228,12 @@ class _Names:
 
     def axis(self, call: "Call", axis: int) -> tuple["Layout", list[str]]:
         """The layout of the queries (2) or keys (3) of a call, and a name for each position."""
-        from overt.attention import Layout, Span
+        from overt.attention import POINT, Layout, Span
 
         count = call.shape[axis]
         fits = [part for part, one in self.layouts.items() if len(one) == count]
+        if not fits and count == 1:
+            return POINT, ["global"]
         if not fits or call.shape[0] != 1:
             plain = Layout((Span("positions", (count,), slice(0, count)),), count)
             return plain, [str(at) for at in range(count)]
@@ -284,7 +286,7 @@ def _seen(
     """The panel of a group of calls, and what is drawn large of it."""
     import torch
 
-    from overt.show.panel import choose, grids, panel
+    from overt.show.panel import choose, grids, panel, usual
 
     first = group.calls[0]
     b, h, q, k = first.shape
@@ -294,6 +296,8 @@ def _seen(
     layer = _layer(group, wish.layer, title)
     group = group.within((queries, keys))
     about = [f"{len(group)} layers of {h} heads, {q} queries, {k} keys.", _sinks(group, key_names)]
+    if b > 1 and wish.way in THROUGH:
+        raise BadInput(f"{title} is in {b} windows, and what passes through them is not followed.")
     if b > 1:
         about.append(f"It attends in {b} windows by themselves; this is the first of them.")
     size = len(group) * h * q * k
@@ -321,7 +325,20 @@ def _seen(
         first.causal,
         " ".join(part for part in about if part),
     )
-    return shown, choose(shown, layer, wish.head, wish.query if at is None else None)
+    query = wish.query if at is None else None
+    if query is None and wish.way == "relevance" and usual(shown).query is None:
+        query = _answering(shown)
+    return shown, choose(shown, layer, wish.head, query)
+
+
+def _answering(shown: "Panel") -> str | None:
+    """The position that the answer is made from, if it is one: the others keep to themselves."""
+    import torch
+
+    rows = shown.attention.weights[0, 0, 0].clone()
+    gained = rows.fill_diagonal_(0).sum(dim=-1) if rows.shape[0] == rows.shape[1] else rows.sum(-1)
+    best = int(torch.argmax(gained))
+    return str(best) if float(gained[best]) > 0.5 * float(gained.sum()) else None
 
 
 def _one_query(queries: "Layout", names: Sequence[str], wish: Wish, title: str) -> int:

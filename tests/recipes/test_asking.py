@@ -60,6 +60,17 @@ def test_what_a_model_cannot_take_is_said(
         ask(open_model(shelf[name]), given)
 
 
+def test_a_model_of_sound_is_told_from_one_of_pictures() -> None:
+    transformers = foreign.transformers
+    config = transformers.Wav2Vec2Config(
+        **foreign.SIZES, conv_dim=(8,), conv_kernel=(4,), conv_stride=(2,),
+        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_feat_extract_layers=1,
+    )  # fmt: skip
+    subject = Subject("sound", transformers.Wav2Vec2Model(config))
+    with pytest.raises(BadInput, match="takes neither text nor pictures but input_values"):
+        ask(subject, Given(TEXT))
+
+
 def test_a_model_without_its_processor_is_asked_for_it(shelf: foreign.Shelf) -> None:
     vit, bert = open_model(shelf["vit"]), open_model(shelf["bert"])
     with pytest.raises(BadInput, match=r"no preprocessor_config.json"):

@@ -167,7 +167,7 @@ def test_a_model_that_nothing_is_known_of_is_refused() -> None:
     class Odd(torch.nn.Module):
         config = transformers.PreTrainedConfig()
 
-    with pytest.raises(BadInput, match="config does not say what it takes"):
+    with pytest.raises(BadInput, match="config does not say how to make up its input_ids"):
         checkup.made_up(Subject("odd", Odd()))
 
 

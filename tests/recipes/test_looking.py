@@ -184,6 +184,29 @@ def test_derived_maps_are_those_of_the_library(
     assert all(p.grad is None for p in subject.model.parameters())
 
 
+def test_relevance_is_read_where_the_answer_is_made(subjects: dict[str, Subject]) -> None:
+    transformers = foreign.transformers
+    config = transformers.BertConfig(vocab_size=30, max_position_embeddings=40, **foreign.SIZES)
+    model = foreign.lively(transformers.BertForSequenceClassification(config))
+    subject = Subject("bert", model, tokenizer=subjects["bert"].tokenizer)
+    assert view(subject, Given(TEXT), Wish(way="relevance")).choices[0].query == 0  # [CLS]
+    assert view(subject, Given(TEXT), Wish(way="rollout")).choices[0].query is None
+    asked = view(subject, Given(TEXT), Wish(way="relevance", query="ball"))
+    assert asked.choices[0].query == 4
+
+
+def test_a_query_that_is_no_position_is_called_global() -> None:
+    """SigLIP looks at its patches from one learned query."""
+    transformers = foreign.transformers
+    config = transformers.SiglipVisionConfig(image_size=32, patch_size=8, **foreign.SIZES)
+    pixels = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    model = transformers.SiglipVisionModel(config).eval()
+    viewed = view(Subject("siglip", model, image_processor=pixels), Given(None, PHOTO))
+    head = viewed.panels[-1]
+    assert head.queries == ("global",) and head.keys[0] == "image 0,0"
+    assert viewed.choices[-1].query == 0
+
+
 def test_a_map_that_explains_needs_an_answer(subjects: dict[str, Subject]) -> None:
     with pytest.raises(BadInput, match=r"BertModel\) gives no scores that a map could explain"):
         view(subjects["bert"], Given(TEXT), Wish(way="relevance"))
@@ -232,6 +255,8 @@ def test_windows_are_shown_one_and_a_layout_that_is_not_known_is_said() -> None:
     assert "in 4 windows by themselves; this is the first" in one.about
     assert len(one.keys) == 16 and one.keys[3] == "3"
     assert any("could not be told: swin attends inside windows" in note for note in viewed.notes)
+    with pytest.raises(BadInput, match="in 4 windows, and what passes through them"):
+        view(subject, Given(None, PHOTO), Wish(way="rollout"))
 
 
 def test_a_model_without_attention_is_refused_with_what_to_do() -> None:
