@@ -21,7 +21,7 @@ help:  ## list the targets
 demo: .venv/.core  ## train, measure and look at small models; writes runs/demo
 	$(BIN)/overt demo --out runs/demo
 
-test: .venv/.dev  ## the tests that take seconds, doctests and shape checks included
+test: .venv/.dev .venv/.timm  ## the tests that take seconds, doctests and shape checks included
 	@mkdir -p build
 	$(PYTEST) --junitxml=build/test.xml $(TESTFLAGS)
 
@@ -70,4 +70,10 @@ clean:  ## remove what was built here; runs/ and .data/ stay
 .venv/.dev: .venv/.core
 	@echo "Installing what the tests need ..."
 	@$(PIP) $(EDITABLE) '.[dev]'
+	@touch $@
+
+# timm stands apart: it needs torchvision, whose usual build does not go with a CPU build of torch.
+.venv/.timm: .venv/.dev
+	@$(PIP) --timeout 20 --retries 1 --no-deps --upgrade --target .venv/timm timm==1.0.30 torchvision==0.29.2 \
+	  || echo "timm cannot be installed here: tests/parity/test_timm.py will say so and skip"
 	@touch $@
