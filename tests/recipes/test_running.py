@@ -29,7 +29,10 @@ ON_DISK = {
     "cifar100-cnn": ("cifar100", models.SmallCNN),
     "trec-attention": ("trec6", models.TextClassifier),
     "easyvqa-soft": ("easyvqa", models.VQA),
+    "ltpa-cifar10": ("cifar10", models.VGGAttention),
+    "ltpa-cifar100": ("cifar100", models.VGGAttention),
 }
+MADE = {"ltpa-scenes": models.VGGAttention}  # of scenes; the others answer questions
 KEYS = """schema status recipe settings seed device world_size versions commit command data paper
 ours steps epochs parameters flops seconds samples_per_second peak_memory""".split()
 # What may differ between two runs of the same: clocks, memory, the words it was started with, and
@@ -112,7 +115,7 @@ def test_the_gallery_shows_samples_of_the_test(ran: Ran, name: str) -> None:
         assert (one.prediction, one.truth) == (samples["prediction"][row], samples["truth"][row])
         assert one.scores["accuracy"] == samples["accuracy"][row]
         assert (one.image is None) == (name == "trec-attention")
-        attends = name in ("scenes-soft", "scenes-truth", "easyvqa-soft")
+        attends = name in ("scenes-soft", "scenes-truth", "easyvqa-soft") or name.startswith("ltpa")
         assert (one.cells is not None) == attends
         if one.cells is not None:
             assert one.cells.sum() == pytest.approx(1, abs=1e-5)
@@ -124,7 +127,7 @@ def test_the_saved_model_answers_as_the_run_did(
 ) -> None:
     out, results = ran(name)
     tiny.expect_few(monkeypatch)
-    kind = ON_DISK[name][1] if name in ON_DISK else models.VQA
+    kind = ON_DISK[name][1] if name in ON_DISK else MADE.get(name, models.VQA)
     model = kind.from_pretrained(out / "model")
     assert sum(p.numel() for p in model.parameters()) == results["parameters"]
     experiment = tiny.recipe(name).build(Context(tmp_path, 0, "cpu", few))
