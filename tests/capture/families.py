@@ -645,6 +645,15 @@ largest over the implementations named, over all maps, rows and keys.
 - **gradients**, **log-blocks**: largest difference relative to the largest entry, float32 (at most
   1e-5): of all parameters' gradients of a random sum of all weights, and of `seen.log_block`.
 
+What the numbers do not say:
+
+- Falcon adds ALiBi twice on "eager" and once on "sdpa", so its two ways to attend disagree. Each is
+  seen as it is: weights times values give the output that the model went on with.
+- A factor that a model applies after weights and values have met is not part of its weights, as
+  with the sinks of Granite's sliding windows on "eager"; on "overt" they are in the map.
+- Weights that are cut into parts which meet different values (Pegasus-X) are refused. Attention
+  without a softmax over keys (linear, hashed, state space) is an error that names its modules.
+
 Made by `python -m tests.capture.families`; a test makes it again.
 
 """
