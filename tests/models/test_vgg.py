@@ -355,3 +355,24 @@ def test_the_short_way_to_make_one() -> None:
     net = vgg_attention(classes=4, levels=3, score=models.additive, width=0.05)
     assert (net.sizes, net.levels, net.decide_by) == (Sizes(4, 0.05), 3, concat)
     assert models.vgg_attention is vgg_attention
+
+
+# --- learning
+
+
+@seeded
+def test_it_learns_a_few_pictures_by_heart(make: Callable[[], nn.Module]) -> None:
+    net = built(make)
+    batch, labels = sized(32, 32, 6), torch.tensor([0, 1, 2, 0, 1, 2])
+    for one in net.modules():
+        if isinstance(one, nn.Dropout):
+            one.p = 0.0
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, nesterov=True)
+    losses = []
+    for _ in range(25):
+        loss = nn.functional.cross_entropy(net(batch).prediction, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.3 * losses[0]
