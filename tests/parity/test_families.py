@@ -128,15 +128,7 @@ def turns(said: Any) -> Iterator[Sequence[torch.Tensor]]:
             yield [each for layer in zip(mine, cross, strict=True) for each in layer]
 
 
-@pytest.mark.parametrize(
-    "implementation",
-    [
-        "eager",
-        pytest.param(
-            "sdpa", marks=pytest.mark.xfail(reason="the keys kept are the cache's own memory")
-        ),
-    ],
-)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "overt"])
 def test_a_cache_that_is_written_over_does_not_change_what_was_seen(implementation: str) -> None:
     """A static cache with a window moves its keys along, in place."""
     sizes = {**families.GROUPED, "num_key_value_heads": 4}
