@@ -57,6 +57,13 @@ def test_look_without_out_writes_a_page_here(
     assert (tmp_path / "look.html").read_text().startswith("<!doctype html>")
 
 
+def test_a_long_text_is_one_note_and_no_noise(
+    call: Call, shelf: foreign.Shelf, tmp_path: Path
+) -> None:
+    code, said, err = call("look", shelf["gpt2"], "dog " * 99, "--out", tmp_path / "v.html")
+    assert code == 0 and err == "" and said.count("40 tokens: what comes after them was cut") == 1
+
+
 def test_doctor_tells_a_model_from_a_run(call: Call, shelf: foreign.Shelf) -> None:
     code, said, err = call("doctor", shelf["gpt2"])
     assert code == 0 and err == ""
@@ -102,6 +109,7 @@ def spoiled(shelf: foreign.Shelf, tmp_path: Path) -> dict[str, Path]:
         (["look", "hf:not a name", "x"], "is no name on the Hub"),
         (["look", "{bert}", "a", "dog"], "put one text into quotes"),
         (["look", "{bert}", " "], "the text is empty"),
+        (["look", "{bert}", "a \udcff"], "the text is not UTF-8"),
         (["look", "{bert}", "gone.png"], "gone.png cannot be read"),
         (["look", "{bert}", "{photo}"], "does not look at pictures"),
         (["look", "{vit}", "a dog"], "does not read"),

@@ -70,6 +70,8 @@ def read(inputs: Sequence[str]) -> Given:
             photo = open_image(Path(word))[0]
         elif not word.strip():
             raise BadInput("the text is empty; there is nothing in it to look at.")
+        elif any("\ud800" <= sign <= "\udfff" for sign in word):
+            raise BadInput("the text is not UTF-8; write it in the encoding of this terminal.")
         else:
             text = word
     return Given(text, photo)

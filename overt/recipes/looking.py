@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from overt.errors import BadInput
 from overt.recipes.asking import Asked, Given, ask, is_picture, read, run
-from overt.recipes.opening import Subject, locate, open_model
+from overt.recipes.opening import Subject, locate, open_model, quiet
 from overt.recipes.seeing import (
     EXPLAINING,
     MAPS,
@@ -123,8 +123,9 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
 
     from overt.capture import Unseen, watch
 
-    asked = ask(subject, given)
-    layouts, problem = layouts_for(subject, asked)
+    with quiet():  # a long text is cut, and we say so ourselves
+        asked = ask(subject, given)
+        layouts, problem = layouts_for(subject, asked)
     try:
         with torch.set_grad_enabled(wish.way in EXPLAINING), watch(subject.model) as seen:
             output = run(subject.name, asked)

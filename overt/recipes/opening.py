@@ -6,6 +6,7 @@ code are refused in a sentence. A name on the Hub is looked for in the local cac
 
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -245,6 +246,9 @@ def _opening(folder: Path) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without what transformers says of its own accord; what matters is in the notes."""
+    if "transformers" not in sys.modules:
+        yield
+        return
     logging = importlib.import_module("transformers.utils.logging")
     before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

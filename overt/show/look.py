@@ -5,6 +5,7 @@ are: what goes to neither picture nor text, such as a separator, is listed and n
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,11 +65,16 @@ def save(path: Path, panels: Sequence[Panel], choices: Sequence[Choice] | None =
 
 @contextmanager
 def _settings() -> "Iterator[None]":
-    """Letters stay letters in an SVG, and the same view is always the same bytes."""
+    """Letters stay letters in an SVG, and the same view is always the same bytes.
+
+    Letters that the font lacks are boxes in a PNG; saying so once for each helps nobody.
+    """
     import matplotlib
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "overt"}):
-        yield
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "overt"}):
+            yield
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ def test_pictures_are_opened_by_the_one_door_for_pictures(tmp_path: Path) -> Non
         read([str(tmp_path / "cut.png")])
     with pytest.raises(BadInput, match="the text is empty"):
         read(["  "])
+    with pytest.raises(BadInput, match="not UTF-8"):
+        read(["dog \udcff"])
 
 
 @pytest.mark.parametrize(

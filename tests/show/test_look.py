@@ -152,6 +152,14 @@ def test_a_text_with_line_breaks_stays_on_its_lines(tmp_path: Path) -> None:
     assert not any("\n" in text for text in drawn)
 
 
+@pytest.mark.filterwarnings("error")
+def test_letters_that_a_font_lacks_are_no_noise(tmp_path: Path) -> None:
+    layout = words(2, geometry=TextGeometry(("狗 😀",), torch.tensor([[[0, 1], [2, 3]]])))
+    shown = panel(AttentionMap(torch.ones(1, 1, 1, 2, 2) / 2, layout, layout))
+    save(tmp_path / "dog.png", [shown])
+    assert "狗" in save(tmp_path / "dog.svg", [shown]).read_text()
+
+
 def test_many_layers_are_left_to_the_page() -> None:
     layout = words(2)
     shown = panel(AttentionMap(torch.ones(1, 60, 1, 2, 2) / 2, layout, layout))
