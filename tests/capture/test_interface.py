@@ -172,6 +172,15 @@ def test_with_nobody_watching_a_model_gives_what_eager_gives(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * scale)
 
 
+@pytest.mark.parametrize("name", ["NllbMoeModel", "BigBirdPegasusModel"])
+def test_models_that_cannot_be_on_sdpa(name: str) -> None:
+    """One does not say that its decoder is causal; one writes the attention of its encoder out."""
+    more = {"num_experts": 4, "expert_capacity": 16, "attention_type": "original_full"}
+    build = families.hf(name, **families.BART, **more)
+    outputs = [build(each)(**families.translation())[0] for each in ("eager", "overt")]
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)
+
+
 # --- what it is not told
 
 
@@ -341,7 +350,7 @@ def test_a_module_that_gives_no_mask_means_what_its_kernel_means(was: str, shift
     query, key, value = drawn(q=3)
     module = Attention(True)
     module.config._attn_implementation_internal = was
-    with interface.routed(module):
+    with interface.routed(interface.configs(module)):
         output, _ = interface.attention(module, query, key, value, None)
     allowed = torch.ones(3, 5, dtype=torch.bool).tril(shift)
     wanted = by_hand(query, key, 8**-0.5, allowed) @ value
@@ -391,7 +400,7 @@ def test_two_threads_share_the_switch() -> None:
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "overt"])
 def test_what_can_be_seen_is_left_alone(implementation: str) -> None:
     model = family("BERT").build(implementation)
-    with interface.routed(model):
+    with interface.routed(interface.configs(model)):
         assert implementations(model) == {implementation}
 
 
@@ -436,7 +445,7 @@ def test_a_model_that_never_asks_the_interface_is_not_switched() -> None:
     """Falcon has classes of its own for each implementation, chosen when it is built."""
     model = family("Falcon").build("eager")
     model.config._attn_implementation_internal = "flash_attention_2"
-    with interface.routed(model):
+    with interface.routed(interface.configs(model)):
         assert model.config._attn_implementation == "flash_attention_2"
 
 
