@@ -141,6 +141,7 @@ def panel_of(
     """The panel of a group of calls, and what is drawn large of it."""
     import torch
 
+    from overt.capture.maps import device_of
     from overt.show.panel import choose, grids, panel, usual
 
     first = group.calls[0]
@@ -164,7 +165,8 @@ def panel_of(
     if wish.way != "raw":
         about.append(f"Shown: {MAPS[wish.way]}.")
     try:
-        attention = source(group, None if at is None else torch.full((b, 1), at))
+        rows = None if at is None else torch.full((b, 1), at, device=device_of(first))
+        attention = source(group, rows)
     except ValueError as problem:
         raise BadInput(f"{title} has no map '{wish.way}': {problem}.") from problem
     through = wish.way in THROUGH
@@ -228,7 +230,7 @@ def derived(
     if rows is None:
         return group.map()
     b, _, _, k = group.calls[0].shape
-    return group.block(rows, torch.arange(k)[None].expand(b, k))
+    return group.block(rows, torch.arange(k, device=rows.device)[None].expand(b, k))
 
 
 def explained(subject: Subject, output: Any) -> "Tensor":

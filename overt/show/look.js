@@ -136,11 +136,11 @@
         made.addEventListener("pointerenter", () => hover(at));
         made.addEventListener("pointerleave", () => hover(undefined));
       }
-      redraw.push((weights) => {
+      redraw.push((weights, most) => {
         if (onto) {
-          let top = 0;
+          let top = among ? 0 : most;
           if (among) for (const [, other] of among) if (other >= 0) top = Math.max(top, weights[other]);
-          const level = weights[at] / ((among ? top : Math.max(...weights)) || 1);
+          const level = weights[at] / (top || 1);
           made.style.background = `color-mix(in srgb, var(--mark) ${Math.round(100 * level)}%, transparent)`;
           made.title = `${piece}: ${weights[at].toFixed(3)}`;
         }
@@ -330,7 +330,8 @@
       const head = panel.heads === 1 ? "" : state.head === null ? `, mean of ${panel.heads} heads` : `, head ${state.head}`;
       now.append(make("br"), make("small", "", null, `${panel.layers[state.layer]}${head}`));
       mean.disabled = state.query === null;
-      for (const each of redraw) each(weights);
+      const most = weights.reduce((a, b) => Math.max(a, b), 0);
+      for (const each of redraw) each(weights, most);
     }
     section.id = `panel-${number}`;
     draw();
