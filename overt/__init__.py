@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from overt.capture import watch
     from overt.errors import BadInput, Damaged, Failed, Stopped
     from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
+    from overt.models.adopted import adopt
 
 __all__ = [
     "AttentionMap",
@@ -37,6 +38,7 @@ __all__ = [
     "Stopped",
     "TextGeometry",
     "__version__",
+    "adopt",
     "capture",
     "data",
     "grid",
@@ -55,6 +57,7 @@ _ROOMS = ("capture", "data", "measure", "models", "show", "supervise", "train")
 _HOMES = {
     "capture": ("watch",),
     "errors": ("BadInput", "Damaged", "Failed", "Stopped"),
+    "models": ("adopt",),
     "geometry": ("PixelGeometry", "RegionGeometry", "TextGeometry"),
 }
 

@@ -17,9 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import Kind
-
-Index = slice | Int[Tensor, "b _"]  # positions, the same for every sample or one row a sample
-ALL = slice(None)
+from overt.capture.products import ALL, Index, Tap, take
 
 # score_mod of FlexAttention: (score, b, h, q, k) -> score, on tensors that broadcast
 Modify = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -53,6 +51,7 @@ class Projected:
     sinks: Float[Tensor, " h"] | None = None
     modify: Modify | None = None
     allow: Allow | None = None
+    taps: tuple[Tap, Tap] | None = None  # of queries and keys, where gradients may be brought
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -81,6 +80,7 @@ class Projected:
             self,
             query=self.query[:, at],
             key=self.key[:, at // (h // g)],
+            taps=None,
             bias=_of_heads(self.bias, at),
             allowed=_of_heads(self.allowed, at),
             sinks=None if self.sinks is None else self.sinks[at],
@@ -212,7 +212,9 @@ class Written:
             used = self.weights(rows, keys)
             return torch.where(used > 0, torch.where(used > 0, used, 1).log(), -torch.inf)
         scores = take(self.logits, rows, 2)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        empty = scores.isneginf().all(dim=-1, keepdim=True)  # all hidden by an edit: zero, not NaN
+        scores = torch.where(empty, 0, scores).log_softmax(-1).masked_fill(empty, -torch.inf)
         return take(scores[..., : scores.shape[-1] - self.dropped], keys, 3)
 
     def weights(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
@@ -310,21 +312,6 @@ class Call:
         s, r = found.shape[-2:]
         width = _count(keys, self.shape[3])
         return found.expand(b, s, width if r == 1 else r)
-
-
-def take(values: Tensor, index: Index, dim: int) -> Tensor:
-    """The positions `index` along one axis of (b, h, n, m); -1 reads the first, to be hidden."""
-    if isinstance(index, slice):
-        if index == ALL:
-            return values
-        return values[:, :, index] if dim == 2 else values[..., index]
-    at = index.to(values.device).clamp_min(0)
-    at = at[:, None, :, None] if dim == 2 else at[:, None, None, :]
-    sizes = [len(index), *values.shape[1:]]
-    sizes[dim] = at.shape[dim]
-    if values.shape[0] != len(index):
-        values = values.expand(len(index), *values.shape[1:])
-    return values.gather(dim, at.expand(sizes))
 
 
 def _part(values: Tensor, rows: Index, keys: Index, b: int, sizes: tuple[int, int]) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from overt.attention import Kind
 from overt.capture import checkpoints
-from overt.capture.call import ALL, Call, Projected, Route, Written
+from overt.capture.call import Call, Projected, Route, Written
 from overt.capture.places import HERE
+from overt.capture.products import ALL
 
 Edit = Callable[[Call, Float[Tensor, "b h q k"]], Float[Tensor, "b h q k"]]
 
@@ -103,7 +104,8 @@ def _biased(source: Projected | Written, extra: Tensor) -> Projected | Written:
         return replace(source, bias=extra if source.bias is None else source.bias + extra)
     if source.logits is not None and not source.dropped:
         logits = source.logits + extra
-        return replace(source, logits=logits, used=logits.softmax(-1).to(source.used.dtype))
+        changed = replace(source, logits=logits)
+        return replace(changed, used=changed.log_weights().exp().to(source.used.dtype))
     raise NotImplementedError(
         "a bias needs the scores, and these weights were changed after their softmax; "
         "edit the weights instead"

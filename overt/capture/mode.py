@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from overt.capture import written
+from overt.capture.axes import four, heads_of
 from overt.capture.call import Projected, Route, default_scale
 from overt.capture.edits import edited, edits_of
 from overt.capture.places import FLEX, HERE
+from overt.capture.products import Tap
 from overt.capture.records import Record, remember
 
 _FLEX = torch.ops.higher_order.flex_attention
@@ -86,31 +88,41 @@ def attend(
 ) -> Tensor:
     """SDPA as it was called, its inputs remembered, with the edits of whoever watches."""
     boolean = attn_mask is not None and attn_mask.dtype == torch.bool
+    heads = 1 if query.ndim == 4 else heads_of(module)
     source = Projected(
-        _four(query),
-        _four(key),
+        four(query, heads),
+        four(key, heads),
         default_scale(query) if scale is None else scale,
         bias=None if boolean else attn_mask,
         allowed=attn_mask if boolean else None,
         causal=is_causal,
+        taps=_taps(query, key),
     )
     edits = edits_of(module)
     if edits:
-        changed, output = edited(module, route, source, _four(value), dropout_p, edits)
-        remember(Record(module, route, changed, _four(value), output, HERE.cross))
-        return output.reshape(*query.shape[:-1], value.shape[-1])
+        changed, output = edited(module, route, source, four(value, heads), dropout_p, edits)
+        remember(Record(module, route, changed, four(value, heads), output, HERE.cross))
+        return _unfolded(output, (*query.shape[:-1], value.shape[-1]), heads)
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    remember(Record(module, route, source, _four(value), output, HERE.cross))
+    remember(Record(module, route, source, four(value, heads), output, HERE.cross))
     return output
 
 
-def _four(tensor: Tensor) -> Tensor:
-    """(b, h, n, d), whatever stands in front: three axes are one head, five are more samples."""
-    if tensor.ndim == 4:
-        return tensor
-    return tensor.unsqueeze(-3) if tensor.ndim == 3 else tensor.flatten(0, -4)
+def _unfolded(output: Tensor, shape: tuple[int, ...], heads: int) -> Tensor:
+    """Four axes as they came: windows back behind the heads if they stood there."""
+    if len(shape) == 5 and heads > 1 and shape[1] == heads != shape[2]:
+        return output.unflatten(0, (shape[0], shape[2])).movedim(2, 1)
+    return output.reshape(shape)
+
+
+def _taps(query: Tensor, key: Tensor) -> tuple[Tap, Tap] | None:
+    """Places for the gradients of a loss on this call, when the model learns."""
+    learns = torch.is_grad_enabled() and query.requires_grad and key.requires_grad
+    if torch.compiler.is_compiling() or not learns or query.ndim != 4:
+        return None
+    return Tap(query), Tap(key)
 
 
 def _never(*_: Any) -> bool:

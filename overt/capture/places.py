@@ -42,12 +42,21 @@ class Chain:
         """One more event."""
         self.last = Link(self.last, event)
 
+    def forget(self, kind: type) -> None:
+        """Let go of all events of one kind; others keep their places."""
+        link = self.last
+        while link.before is not None:
+            if isinstance(link.event, kind):
+                link.event = None
+            link = link.before
+
     def since(self, mark: Link | None) -> list[Any]:
         """The events after `mark`, oldest first."""
         found = []
         link = self.last
         while link is not mark and link.before is not None:
-            found.append(link.event)
+            if link.event is not None:
+                found.append(link.event)
             link = link.before
         return found[::-1]
 
@@ -67,11 +76,12 @@ class Here(threading.local):
 
 HERE = Here()
 FLEX = "flex"  # marks the event of a call that does not know its module
+FAILED = "failed"  # marks the event of a module that ended without a result
 
 
 def _at_work(module: nn.Module) -> bool:
     """Whether this module has said so; a copy of a watched model has our hooks twice."""
-    return bool(HERE.stack) and HERE.stack[-1] is module
+    return len(HERE.stack) > 0 and HERE.stack[-1] is module
 
 
 def _entering(module: nn.Module, inputs: Any) -> None:
@@ -94,6 +104,8 @@ def _leaving(module: nn.Module, inputs: Any, output: Any) -> None:
         pass
     if torch.compiler.is_compiling():
         return
+    if output is None and HERE.watchers:
+        HERE.events.add((FAILED, module))
     loose = []
     while HERE.events.last.before is not None and _loose(HERE.events.last.event):
         loose.append((FLEX, module, *HERE.events.last.event[2:]))
@@ -140,13 +152,17 @@ _LOCK = threading.Lock()
 _HOOKED: "weakref.WeakKeyDictionary[nn.Module, tuple[int, Any, Any]]" = weakref.WeakKeyDictionary()
 
 
-def hook(module: nn.Module, attends: bool) -> None:
-    """Have a module say when it is at work. Each module is hooked once, however many watch it."""
+def hook(module: nn.Module, attends: bool, compiled: bool = False) -> None:
+    """Have a module say when it is at work. Each module is hooked once, however many watch it.
+
+    A module that fails says so too, but not in a compiled model, whose graph that would break: there
+    it is taken off the stack when a module around it is done.
+    """
     with _LOCK:
         count, enter, leave = _HOOKED.get(module, (0, None, None))
         if not count:
             enter = module.register_forward_pre_hook(_entering_attention if attends else _entering)
-            leave = module.register_forward_hook(_leaving)
+            leave = module.register_forward_hook(_leaving, always_call=not compiled)
         _HOOKED[module] = (count + 1, enter, leave)
 
 
@@ -179,25 +195,23 @@ def looks_like_attention(module: nn.Module) -> bool:
     return bool(_ATTENDS.search(kind)) and not _NOT_ATTENDING.search(kind)
 
 
-def is_cross(
-    root: nn.Module, path: str, shape: tuple[int, int, int, int], apart: bool | None
-) -> bool:
-    """Whether the module at `path` looks from one sequence at another.
-
-    `apart` is what the call itself tells: whether queries and keys came as different tensors. If it
-    tells nothing, names decide, then sizes; a decoder with a cache has more keys than queries and
-    still looks at itself.
-    """
+def named_cross(root: nn.Module, path: str) -> bool:
+    """Whether the module at `path`, or one around it, is named as one that looks elsewhere."""
     module = root.get_submodule(path)
-    if apart is not None:
-        return apart
     if getattr(module, "is_cross_attention", False) or _CROSS.search(path):
         return True
-    above = path
-    while above:
-        if re.search("cross", type(root.get_submodule(above)).__name__, re.IGNORECASE):
+    while path:
+        if re.search("cross", type(root.get_submodule(path)).__name__, re.IGNORECASE):
             return True
-        above = above.rpartition(".")[0]
+        path = path.rpartition(".")[0]
+    return False
+
+
+def sized_cross(module: nn.Module, shape: tuple[int, int, int, int]) -> bool:
+    """Whether sizes say that a module looks from one sequence at another.
+
+    A decoder with a cache has more keys than queries and still looks at itself.
+    """
     decodes = any(getattr(module, name, False) for name in ("is_causal", "is_decoder"))
     return shape[2] != shape[3] and not decodes and not hasattr(module, "layer_idx")
 
@@ -209,6 +223,14 @@ def worth_a_hook(module: nn.Module) -> bool:
     """
     own = type(module).__module__.startswith("torch.nn.modules")
     return not own or bool(_ATTENDS.search(type(module).__name__)) or any(module.children())
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `torch.compile` has been at a model or at any part of it."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def choose(model: nn.Module, layers: Collection[int | str] | None) -> dict[str, nn.Module] | None:

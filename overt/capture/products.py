@@ -1,10 +1,11 @@
 """Scores of the same rows and keys in many layers, at the price of those scores.
 
-Plain autograd would save a copy of the keys in every layer, in float32 at that, and make a dozen
-small nodes a layer. One function for all layers saves nothing that attention itself has not saved:
-queries and keys as they are.
+Plain autograd would save a copy of the keys in every layer, in float32 at that, make a dozen small
+nodes a layer, and hold the gradients of all layers at once. One function for all layers saves
+nothing that attention itself has not saved: queries and keys as they are.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,27 +13,79 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from overt.capture.call import Index, take
+Index = slice | Tensor  # positions, the same for every sample or one row a sample
+ALL = slice(None)
+
+
+class Tap:
+    """A place in the graph, made while the model runs, where gradients of rows are brought later.
+
+    The gradient of a few rows is a whole tensor of zeros but for those rows. Made when a loss is
+    traced back, those of all layers would exist at once, on top of every activation. A tap is
+    handed the rows, and makes the tensor when the backward pass has come to its layer.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.parts: list[tuple[int, Index, Tensor]] = []
+        self.tensor: Tensor = _Tapped.apply(tensor, self)
+
+    def bring(self, index: Index, part: Tensor) -> None:
+        """The gradient of some rows, for the backward pass that is under way."""
+        self.parts.append((torch._C._current_graph_task_id(), index, part))
+
+    def taken(self) -> list[tuple[Index, Tensor]]:
+        """What this backward pass has brought; what an earlier one left is forgotten."""
+        now = torch._C._current_graph_task_id()
+        parts, self.parts = self.parts, []
+        return [(index, part) for task, index, part in parts if task == now]
+
+
+class _Tapped(torch.autograd.Function):
+    """The tensor itself; its gradient is what was brought to the tap."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, tap: Tap) -> Tensor:
+        """The same values."""
+        ctx.set_materialize_grads(False)
+        ctx.tap, ctx.like = tap, (tensor.shape, tensor.dtype, tensor.device)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """The rows in their places, and whatever came along the graph."""
+        shape, dtype, device = ctx.like
+        whole = gradients[0]
+        for index, part in ctx.tap.taken():
+            if whole is None:
+                whole = torch.zeros(shape, dtype=dtype, device=device)
+            whole = _placed(part, index, whole)
+        return whole, None
 
 
 def products(
-    queries: list[Float[Tensor, "b h q d"]],
-    keys: list[Float[Tensor, "b g k d"]],
+    queries: Sequence[Float[Tensor, "b h q d"] | Tap],
+    keys: Sequence[Float[Tensor, "b g k d"] | Tap],
     rows: Index,
     columns: Index,
 ) -> Float[Tensor, "l b h s r"]:
     """`query . key` of some rows and keys in every layer, in float32 at least, with gradient."""
-    return _Products.apply(rows, columns, len(queries), *queries, *keys)
+    given = [*queries, *keys]
+    taps = [one if isinstance(one, Tap) else None for one in given]
+    tensors = [one.tensor if isinstance(one, Tap) else one for one in given]
+    return _Products.apply(rows, columns, taps, *tensors)
 
 
 class _Products(torch.autograd.Function):
-    """The products, layer by layer; the gradient is taken to the rows and keys that were used."""
+    """The products, layer by layer; the gradient goes to the rows and keys that took part."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Index, columns: Index, count: int, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, rows: Index, columns: Index, taps: list[Tap | None], *tensors: Tensor
+    ) -> Tensor:
         """One product a layer; what is converted for it is let go."""
-        ctx.rows, ctx.columns, ctx.count = rows, columns, count
+        ctx.rows, ctx.columns, ctx.taps = rows, columns, taps
         ctx.save_for_backward(*tensors)
+        count = len(tensors) // 2
         with torch.autocast(tensors[0].device.type, enabled=False):
             return torch.stack(
                 [
@@ -43,10 +96,10 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Each layer's gradient, zero but at the rows and keys that took part."""
-        tensors, count = ctx.saved_tensors, ctx.count
+        """Each layer's gradient, brought to its tap or made whole."""
+        tensors, taps = ctx.saved_tensors, ctx.taps
+        count, found = len(tensors) // 2, [None] * len(tensors)
         wanted = ctx.needs_input_grad[3:]
-        found: list[Tensor | None] = [None] * len(tensors)
         with torch.autocast(tensors[0].device.type, enabled=False):
             for layer, gradient in enumerate(gradients[0]):
                 query, key = tensors[layer], tensors[count + layer]
@@ -54,13 +107,21 @@ class _Products(torch.autograd.Function):
                 if wanted[layer]:
                     part = grouped @ _precise(take(key, ctx.columns, 2))
                     part = rearrange(part, "b g (n s) d -> b (g n) s d", s=gradient.shape[2])
-                    found[layer] = _placed(part, ctx.rows, query)
+                    found[layer] = _handed(part.to(query.dtype), ctx.rows, query, taps[layer])
                 if wanted[count + layer]:
                     at = take(query, ctx.rows, 2)
                     at = rearrange(at, "b (g n) s d -> b g (n s) d", g=key.shape[1])
-                    part = grouped.transpose(-1, -2) @ _precise(at)
-                    found[count + layer] = _placed(part, ctx.columns, key)
+                    part = (grouped.transpose(-1, -2) @ _precise(at)).to(key.dtype)
+                    found[count + layer] = _handed(part, ctx.columns, key, taps[count + layer])
         return (None, None, None, *found)
+
+
+def _handed(part: Tensor, index: Index, like: Tensor, tap: Tap | None) -> Any:
+    """Nothing when a tap has taken the part; else the part as a gradient of the whole."""
+    if tap is not None:
+        tap.bring(index, part)
+        return None
+    return _placed(part, index, torch.zeros_like(like))
 
 
 def _product(query: Float[Tensor, "b h s d"], key: Float[Tensor, "b g r d"]) -> Tensor:
@@ -73,12 +134,25 @@ def _precise(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _placed(part: Tensor, index: Index, like: Tensor) -> Tensor:
-    """The gradient of a part as one of the whole; a position that was used twice gets both."""
-    whole = torch.zeros_like(like)
-    part = part.to(like.dtype)
+def _placed(part: Tensor, index: Index, whole: Tensor) -> Tensor:
+    """The whole with a part added at its place; a position that was used twice gets both."""
     if isinstance(index, slice):
-        whole[:, :, index] = part
-        return whole
-    at = index.to(like.device).clamp_min(0)[:, None, :, None].expand_as(part)
-    return whole.scatter_add(2, at, part)
+        at = torch.arange(whole.shape[2], device=whole.device)[index]
+        return whole.index_add(2, at, part)
+    places = index.to(whole.device).clamp_min(0)[:, None, :, None].expand_as(part)
+    return whole.scatter_add(2, places, part)
+
+
+def take(values: Tensor, index: Index, dim: int) -> Tensor:
+    """The positions `index` along one axis of (b, h, n, m); -1 reads the first, to be hidden."""
+    if isinstance(index, slice):
+        if index == ALL:
+            return values
+        return values[:, :, index] if dim == 2 else values[..., index]
+    at = index.to(values.device).clamp_min(0)
+    at = at[:, None, :, None] if dim == 2 else at[:, None, None, :]
+    sizes = [len(index), *values.shape[1:]]
+    sizes[dim] = at.shape[dim]
+    if values.shape[0] != len(index):
+        values = values.expand(len(index), *values.shape[1:])
+    return values.gather(dim, at.expand(sizes))

@@ -35,6 +35,13 @@ class Record:
         )
 
 
+def _lasting(source: Projected | Written) -> bool:
+    """Whether the keys are memory that is written again and again, as those of a static cache."""
+    if not isinstance(source, Projected):
+        return False
+    return source.key.is_inference() or source.key._version > 0
+
+
 def _copied(source: Projected | Written) -> Projected | Written:
     changed = {
         one.name: getattr(source, one.name).clone()
@@ -60,4 +67,4 @@ def remember(record: Record) -> None:
     elif checkpoints.current() is not checkpoints.Pass.AGAIN:
         kept = [watcher.take(record) for watcher in HERE.watchers]
         if any(kept):
-            HERE.events.add(record)
+            HERE.events.add(record.copied() if _lasting(record.source) else record)

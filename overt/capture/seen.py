@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
-from overt.capture.call import ALL, Call, Index, Projected
-from overt.capture.products import products
+from overt.capture.call import Call, Projected
+from overt.capture.products import ALL, Index, products
 
 State = TypeVar("State")
 Where = str | Int[Tensor, "b _"]  # the name of a span, or positions, -1 where a sample has none
@@ -266,7 +266,8 @@ def _stacked(calls: Sequence[Call], rows: Index, keys: Index) -> Float[Tensor, "
     if not alike:
         return torch.stack([call.scores(rows, keys) for call in calls], dim=1)
     sources = [call.source for call in calls if isinstance(call.source, Projected)]
-    scores = products([one.query for one in sources], [one.key for one in sources], rows, keys)
+    tapped = [(one.query, one.key) if one.taps is None else one.taps for one in sources]
+    scores = products([query for query, _ in tapped], [key for _, key in tapped], rows, keys)
     scores = sources[0].shaped(scores * sources[0].scale, rows, keys)
     return rearrange(scores, "l b h s r -> b l h s r")
 

@@ -23,7 +23,9 @@ from overt.capture.places import (
     choose,
     finishing,
     hook,
-    is_cross,
+    is_compiled,
+    named_cross,
+    sized_cross,
     starting,
     unhook,
     worth_a_hook,
@@ -72,6 +74,9 @@ class watch:
         listed = attention_modules(self.bare).values()
         self.expected = {module for module in listed if module in self.within}
         self.hooked = [one for one in self.within if one in self.expected or worth_a_hook(one)]
+        self.compiled = is_compiled(model)
+        self.crossing: dict[nn.Module, bool] = {}
+        self.configs = interface.configs(self.bare)
         self._open = threading.local()
 
     def __enter__(self) -> Seen:
@@ -104,7 +109,7 @@ class Session:
     def start(self) -> None:
         """Put the hooks in place and let the routes see what is called."""
         with ExitStack() as undo:
-            undo.enter_context(interface.routed(self.watcher.bare))
+            undo.enter_context(interface.routed(self.watcher.configs))
             model = self.watcher.model
             undo.callback(model.register_forward_pre_hook(starting).remove)
             if hasattr(model, "_orig_mod"):
@@ -130,11 +135,13 @@ class Session:
 
     def _hook(self, undo: ExitStack) -> None:
         for module in self.watcher.hooked:
-            hook(module, attends=module in self.watcher.expected)
+            hook(module, module in self.watcher.expected, self.watcher.compiled)
             undo.callback(unhook, module)
 
     def _leave(self) -> None:
         HERE.watchers.remove(self)
+        if all(session.watcher.each is not None for session in HERE.watchers):
+            HERE.events.forget(Record)
         if not HERE.watchers:
             HERE.stack.clear()
             HERE.traces.clear()
@@ -153,8 +160,13 @@ class Session:
     def crosses(
         self, module: nn.Module, shape: tuple[int, int, int, int], apart: bool | None
     ) -> bool:
-        """Whether the module looks from one sequence at another."""
-        return is_cross(self.watcher.bare, self.watcher.names[module], shape, apart)
+        """Whether the module looks from one sequence at another: the call itself, names, sizes."""
+        if apart is not None:
+            return apart
+        known = self.watcher.crossing
+        if module not in known:
+            known[module] = named_cross(self.watcher.bare, self.watcher.names[module])
+        return known[module] or sized_cross(module, shape)
 
     def take(self, record: Record) -> bool:
         """Hand the call over if it is wanted as it comes; True if it should be kept instead."""
@@ -187,7 +199,9 @@ class Session:
     # --- what was seen
 
     def _calls(self) -> list[Call]:
-        step, calls = -1, []
+        step, calls = -1, list[Call]()
+        if self.watcher.each is not None:
+            return calls  # they were handed over
         for event in self._since():
             if event == (self.watcher.model,):
                 step += 1

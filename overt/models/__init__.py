@@ -1,6 +1,8 @@
 """Modules that attend. Each has `encode(batch)`, `decide(features, mask)` and returns `Output`."""
 
+from overt.models.adopted import Adopted, Supervised, adopt
 from overt.models.cnn import Backbone, Cells, SmallCNN
+from overt.models.looking import every, last
 from overt.models.ltpa import (
     AttentionClassifier,
     Levels,
@@ -22,6 +24,7 @@ from overt.models.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
 __all__ = [
     "VGG",
     "VQA",
+    "Adopted",
     "Asked",
     "AttentionClassifier",
     "Backbone",
@@ -38,6 +41,7 @@ __all__ = [
     "SmallCNN",
     "SoftAttention",
     "State",
+    "Supervised",
     "TextClassifier",
     "VGGAttention",
     "VGGGap",
@@ -45,9 +49,12 @@ __all__ = [
     "WordAttention",
     "Words",
     "additive",
+    "adopt",
     "concat",
     "dot",
+    "every",
     "indep",
+    "last",
     "parametrised",
     "product",
     "redundancy",

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from overt.capture.call import Call, Written
+from overt.capture.call import Call
 from overt.capture.edits import Bias
 from overt.capture.seen import Layouts
 from overt.models.looking import pair_of, positions
@@ -37,19 +37,12 @@ def hiding(kept: Float[Tensor, "b k"], fits: Callable[[Call], bool]) -> tuple[Bi
         if not torch.compiler.is_compiling() and not bool(blind.any()):
             return added[:, None]
         if call.cross:
-            return _refused(call) if isinstance(call.source, Written) else added[:, None]
+            return added[:, None]
         place = torch.arange(k, device=kept.device)
         own = place == (torch.arange(q, device=kept.device) + k - q)[:, None]
         return torch.where(blind, torch.where(own, 0.0, -torch.inf), added)[:, None]
 
     return Bias(make), met
-
-
-def _refused(call: Call) -> Tensor:
-    raise ValueError(
-        f"all keys of {call.name} were removed, and a softmax over nothing is not a number; keep "
-        "one, or give adopt() its own remove="
-    )
 
 
 def hidden_in(layout: Layouts | None) -> Callable[[Call], bool]:

@@ -13,8 +13,17 @@ from overt.train.loop import (
 )
 from overt.train.processes import Processes, processes
 from overt.train.report import Reporter
+from overt.train.trainer import (
+    AttentionLoss,
+    check_reaches,
+    compute_loss,
+    label_loss,
+    loss_inside,
+    shared_mean,
+)
 
 __all__ = [
+    "AttentionLoss",
     "Fitted",
     "Limits",
     "Losses",
@@ -24,7 +33,12 @@ __all__ = [
     "Progress",
     "Reporter",
     "Step",
+    "check_reaches",
+    "compute_loss",
     "fit",
+    "label_loss",
+    "loss_inside",
     "processes",
+    "shared_mean",
     "warm_then_cosine",
 ]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from overt.attention import Kind
-from overt.capture.call import ALL, Call, Projected, Route, Written, default_scale, take
+from overt.capture.call import Call, Projected, Route, Written, default_scale
+from overt.capture.products import ALL, take
 
 
 def projected(b=2, h=4, g=2, q=5, k=7, d=6, **more):

@@ -300,7 +300,6 @@ def test_a_prompt_that_is_in_the_cache_already() -> None:
     same(found, expected(taught(model, given, sequences), sequences, 9)[..., :9])
 
 
-@pytest.mark.xfail(reason="a static sliding cache moves its keys in place, under the calls kept")
 def test_calls_kept_without_each_outlive_a_cache_that_moves() -> None:
     kind, config, settings = MODELS["mistral"]
     settings = {**settings, "num_key_value_heads": 4}  # else keys are copied for the heads

@@ -11,8 +11,10 @@ from overt.capture.places import (
     choose,
     few,
     hook,
-    is_cross,
+    is_compiled,
     looks_like_attention,
+    named_cross,
+    sized_cross,
     unhook,
     worth_a_hook,
 )
@@ -53,12 +55,12 @@ def test_layers_are_chosen_by_place_and_by_name():
 def test_names_and_sizes_tell_cross_attention():
     model = Stack(AttentionBlock(), FusedAttention())
     square, wide = (1, 1, 4, 4), (1, 1, 4, 9)
-    assert is_cross(model, "layers.0.cross_attn", square, None)
-    assert not is_cross(model, "layers.1", square, None)
-    assert is_cross(model, "layers.1", wide, None)
-    assert is_cross(model, "layers.1", square, True)
+    assert named_cross(model, "layers.0.cross_attn")
+    assert not named_cross(model, "layers.1")
+    assert not sized_cross(model.layers[1], square)
+    assert sized_cross(model.layers[1], wide)
     model.layers[1].is_causal = True
-    assert not is_cross(model, "layers.1", wide, None)  # a decoder with a cache
+    assert not sized_cross(model.layers[1], wide)  # a decoder with a cache
 
 
 def test_long_lists_are_cut_short():
@@ -93,3 +95,21 @@ def test_events_are_read_from_a_mark_on():
     chain.add(3)
     assert chain.since(mark) == [2, 3]
     assert chain.since(None) == [1, 2, 3]
+
+
+def test_compiled_parts_are_found():
+    model = Stack(FusedAttention())
+    assert not is_compiled(model)
+    assert is_compiled(torch.compile(model))
+    model.layers[0].compile()
+    assert is_compiled(model)
+
+
+def test_what_is_forgotten_leaves_its_place():
+    chain = Chain()
+    chain.add("a")
+    mark = chain.last
+    chain.add(1)
+    chain.add("b")
+    chain.forget(int)
+    assert chain.since(mark) == ["b"] and chain.since(None) == ["a", "b"]

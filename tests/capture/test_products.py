@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from overt.capture.call import ALL
-from overt.capture.products import products
+from overt.capture.products import ALL, Tap, products
 
 INDEXES = {
     "all": ALL,
@@ -82,3 +81,48 @@ def test_half_precision_is_multiplied_in_float32_and_nothing_is_saved_in_it():
     assert {tensor.data_ptr() for tensor in saved} == own
     found.sum().backward()
     assert queries[0].grad.dtype == torch.bfloat16
+
+
+def through(tensor):
+    """A tensor in the middle of a graph, used a second time as attention uses it."""
+    middle = tensor * 2
+    return middle, middle.square().sum()
+
+
+@pytest.mark.parametrize("rows", INDEXES)
+def test_taps_bring_the_same_gradients(rows):
+    queries, keys = make()
+    rows, columns = INDEXES[rows], slice(1, 5)
+    found = []
+    for tapped in (True, False):
+        middles = [through(one) for one in (*queries, *keys)]
+        given = [Tap(middle) if tapped else middle for middle, _ in middles]
+        scores = products(given[:3], given[3:], rows, columns)
+        loss = scores.sin().sum() + sum(other for _, other in middles)
+        found.append(torch.autograd.grad(loss, [*queries, *keys]))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_what_one_backward_pass_leaves_behind_does_not_enter_the_next():
+    queries, keys = make(layers=2)
+    taps = [Tap(one * 1) for one in (*queries, *keys)]
+    loss = products(taps[:2], taps[2:], ALL, ALL).square().sum()
+    expected = torch.autograd.grad(loss, [*queries, *keys], retain_graph=True)
+    torch.autograd.grad(loss, queries[0], retain_graph=True)  # brings parts that nobody takes
+    again = torch.autograd.grad(loss, [*queries, *keys], retain_graph=True)
+    for mine, theirs in zip(again, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_two_blocks_of_one_call_both_count():
+    queries, keys = make(layers=1)
+    taps = [Tap(queries[0] * 1), Tap(keys[0] * 1)]
+    loss = sum(
+        products(taps[:1], taps[1:], rows, ALL).square().sum() for rows in (ALL, slice(0, 2))
+    )
+    plain = sum(slow(queries, keys, rows, ALL).square().sum() for rows in (ALL, slice(0, 2)))
+    mine = torch.autograd.grad(loss, [*queries, *keys])
+    theirs = torch.autograd.grad(plain, [*queries, *keys])
+    for one, two in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)

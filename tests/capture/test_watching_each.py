@@ -157,7 +157,6 @@ def test_an_error_that_is_caught_inside_leaves_the_next_pass_whole(model: Stack,
     assert quiet(model)
 
 
-@pytest.mark.xfail(reason="the module that failed stays on the stack until the watcher ends")
 def test_after_an_error_nobody_is_taken_to_be_at_work(model: Stack, x: Tensor) -> None:
     with watch(model, each=lambda call: call.name) as seen:
         model(x)
@@ -199,7 +198,6 @@ def test_nested_watchers_each_get_their_own(model: Stack, x: Tensor) -> None:
     assert quiet(model)
 
 
-@pytest.mark.xfail(reason="records kept for an inner watcher are counted to the outer as well")
 def test_what_an_inner_watcher_keeps_is_not_kept_for_the_outer(model: Stack, x: Tensor) -> None:
     with watch(model, each=lambda call: call.name) as outer:
         with watch(model):
