@@ -155,7 +155,7 @@ _HOOKED: "weakref.WeakKeyDictionary[nn.Module, tuple[int, Any, Any]]" = weakref.
 def hook(module: nn.Module, attends: bool, compiled: bool = False) -> None:
     """Have a module say when it is at work. Each module is hooked once, however many watch it.
 
-    A module that fails says so too, but not in a compiled model, whose graph that would break: there
+    A module that fails says so too, but not in a compiled model, whose graph would break: there
     it is taken off the stack when a module around it is done.
     """
     with _LOCK:
