@@ -1,8 +1,10 @@
 """Other people's models: found, opened as data, and refused in a sentence."""
 
 import importlib
+import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,6 +144,15 @@ def test_transformers_is_left_as_talkative_as_it_was(shelf: foreign.Shelf) -> No
 # --- the Hub
 
 
+def _stand_in(patch: pytest.MonkeyPatch, package: str, fake: Any) -> None:
+    real = importlib.import_module
+
+    def find(name: str, *others: Any, **more: Any) -> Any:
+        return fake if name.split(".", maxsplit=1)[0] == package else real(name, *others, **more)
+
+    patch.setattr(importlib, "import_module", find)
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A Hub with an empty cache; `asked` are the calls."""
@@ -156,12 +167,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
         return str(found)
 
     fake.snapshot_download = snapshot_download
-    real = opening._needs
-    monkeypatch.setattr(
-        opening,
-        "_needs",
-        lambda name, extra: fake if name == "huggingface_hub" else real(name, extra),
-    )
+    _stand_in(monkeypatch, "huggingface_hub", fake)
     return fake
 
 
@@ -238,10 +244,7 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             create_transform=lambda **settings: made.append(settings) or str,
         ),
     )
-    real = importlib.import_module
-    monkeypatch.setattr(
-        importlib, "import_module", lambda n, *a: fake if n == "timm" else real(n, *a)
-    )
+    _stand_in(monkeypatch, "timm", fake)
     return fake
 
 
@@ -273,3 +276,33 @@ def test_a_timm_name_leads_to_its_repository(
 
 def test_nothing_lacks_in_a_whole_folder(bert: Path) -> None:
     assert lacking(bert) is None
+
+
+def test_timm_itself_saves_what_we_open(tmp_path: Path) -> None:
+    """In a process of its own: beside a CPU build of torch, torchvision needs two stand-ins."""
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed: only its stand-in was tried")
+    photo = foreign.photo(tmp_path / "p.png")
+    code = f"""
+import torch
+try:
+    import torchvision
+except (ImportError, RuntimeError):
+    lib = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        lib.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import timm
+from overt import cli
+sizes = dict(img_size=32, embed_dim=32, depth=2, num_heads=2, patch_size=8)
+model = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=3, **sizes)
+timm.models.save_for_hf(model, {str(tmp_path / "vit")!r}, model_args=sizes, safe_serialization=True)
+view = {str(tmp_path / "view.html")!r}
+assert cli.main(["look", {str(tmp_path / "vit")!r}, {str(photo)!r}, "--out", view]) == 0
+assert cli.main(["doctor", {str(tmp_path / "vit")!r}]) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if "torchvision" in done.stderr and done.returncode:
+        pytest.skip("timm cannot be imported here: torchvision does not fit this torch")
+    assert done.returncode == 0, done.stderr
+    assert "from 'class'; most on" in done.stdout
+    assert "2 of 2 attention modules ran and were seen; 2 compared with eager" in done.stdout
