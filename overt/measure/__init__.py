@@ -2,6 +2,8 @@
 
 from overt.measure.agreement import js, kl, spearman
 from overt.measure.answers import accuracy, by_group, chance, soft_accuracy, vqa_scores
+from overt.measure.calibration import Reliability, equal_mass, equal_width, reliability
+from overt.measure.consistency import of_others, on_common_pixels, view_consistency
 from overt.measure.controls import shuffled, uniform
 from overt.measure.faithfulness import (
     Contrast,
@@ -17,6 +19,27 @@ from overt.measure.faithfulness import (
 )
 from overt.measure.location import mass_inside, pointing_game, support
 from overt.measure.measured import Measure, Measured, measured
+from overt.measure.robustness import (
+    Attack,
+    Attacked,
+    attacked,
+    cross_entropy,
+    fgsm,
+    fooling,
+    lost_margin,
+    lost_score,
+    pgd,
+    still,
+)
+from overt.measure.segmentation import (
+    binarised,
+    combined,
+    combined_on_photos,
+    jaccard,
+    otsu,
+    product,
+    root_of_product,
+)
 from overt.measure.shape import effective_support, entropy
 from overt.measure.statistics import (
     Interval,
@@ -28,42 +51,90 @@ from overt.measure.statistics import (
     two_level,
     two_level_difference,
 )
+from overt.measure.swap import Swap, alike, anyone, moved, partners, swapped, unlike
+from overt.measure.transfer import (
+    Transfer,
+    Whitening,
+    as_they_are,
+    cross_validated,
+    standardised,
+    transfer_accuracy,
+    whitening,
+)
 
 __all__ = [
+    "Attack",
+    "Attacked",
     "Contrast",
     "Interval",
     "Measure",
     "Measured",
+    "Reliability",
     "Removed",
     "Spread",
+    "Swap",
+    "Transfer",
+    "Whitening",
     "accuracy",
+    "alike",
+    "anyone",
+    "as_they_are",
+    "attacked",
+    "binarised",
     "bootstrap",
     "by_group",
     "chance",
+    "combined",
+    "combined_on_photos",
     "contrast",
+    "cross_entropy",
+    "cross_validated",
     "deletion",
     "effective_support",
     "entropy",
+    "equal_mass",
+    "equal_width",
+    "fgsm",
     "flips",
+    "fooling",
     "insertion",
+    "jaccard",
     "js",
     "kl",
+    "lost_margin",
+    "lost_score",
     "mass_cells",
     "mass_inside",
     "mean",
     "measured",
+    "moved",
+    "of_others",
+    "on_common_pixels",
+    "otsu",
     "over_seeds",
     "paired",
+    "partners",
+    "pgd",
     "pointing_game",
+    "product",
     "random_cells",
+    "reliability",
     "removed",
+    "root_of_product",
     "shuffled",
     "soft_accuracy",
     "spearman",
+    "standardised",
+    "still",
     "support",
+    "swapped",
     "top_cells",
+    "transfer_accuracy",
     "two_level",
     "two_level_difference",
     "uniform",
+    "unlike",
+    "view_consistency",
     "vqa_scores",
+    "whitening",
 ]

@@ -13,6 +13,7 @@ DECLARED = [
     measure.spearman,
     measure.kl,
     measure.js,
+    measure.moved,
     measure.entropy,
     measure.effective_support,
     measure.deletion,
@@ -21,9 +22,13 @@ DECLARED = [
     measure.accuracy,
     measure.soft_accuracy,
     measure.chance,
+    measure.jaccard,
+    measure.fooling,
+    measure.transfer_accuracy,
+    measure.view_consistency,
 ]
-PAIRS = DECLARED[:5]
-SINGLE = DECLARED[5:7]
+PAIRS = DECLARED[:6]
+SINGLE = DECLARED[6:8]
 
 
 def test_the_decorator_sets_an_attribute_and_nothing_else():
