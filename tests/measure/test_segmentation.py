@@ -211,3 +211,19 @@ def test_a_planted_object_is_cut_out():
     assert float(jaccard(binarised(combined(levels, (32, 32))), truth)) > 0.85
     anywhere = [of(torch.rand(1, 16, 16)), of(torch.rand(1, 8, 8))]
     assert float(jaccard(binarised(combined(anywhere, (32, 32))), truth)) < 0.5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_finds_the_same(generator):
+    levels = [of(torch.rand(5, side, side, generator=generator)) for side in (16, 8)]
+    here = binarised(combined(levels, (32, 32)))
+    there = binarised(combined([one.to("cuda") for one in levels], (32, 32)))
+    assert there.is_cuda and float((here != there.cpu()).float().mean()) < 1e-3
+    torch.testing.assert_close(jaccard(there, here.cuda()).cpu(), jaccard(there.cpu(), here))
+    geometry = PixelGeometry.identity(5, (32, 32))
+    photos = [
+        of(one.weights.reshape(5, n, n), geometry) for one, n in zip(levels, (16, 8), strict=True)
+    ]
+    painted = combined_on_photos([one.to("cuda") for one in photos])
+    assert painted[0].is_cuda
+    torch.testing.assert_close(torch.stack(painted).cpu(), combined(levels, (32, 32)))

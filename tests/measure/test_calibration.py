@@ -1,0 +1,133 @@
+"""Calibration: against a copy that goes sample by sample, and torchmetrics where it is there."""
+
+import math
+
+import pytest
+import torch
+
+from overt.measure import equal_mass, equal_width, reliability
+
+
+def answers(
+    generator: torch.Generator, count: int = 300, scale: float = 2.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = scale * torch.randn(count, 5, generator=generator)
+    return logits, torch.randint(0, 5, (count,), generator=generator)
+
+
+def slow_ece(logits: torch.Tensor, labels: torch.Tensor, bins: int) -> float:
+    """Equation 3 of Guo et al., one sample at a time."""
+    held: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        total = math.fsum(math.exp(value) for value in row)
+        sure = math.exp(max(row)) / total
+        for at in range(bins):
+            if at / bins < sure <= (at + 1) / bins:
+                held[at].append((sure, row.index(max(row)) == label))
+    error = 0.0
+    for one in held:
+        if one:
+            sure = math.fsum(c for c, _ in one) / len(one)
+            right = sum(r for _, r in one) / len(one)
+            error += len(one) / len(labels) * abs(sure - right)
+    return error
+
+
+@pytest.mark.parametrize("bins", [1, 5, 15])
+def test_agrees_with_a_slow_copy(bins, generator):
+    logits, labels = answers(generator)
+    assert reliability(logits, labels, bins).ece == pytest.approx(slow_ece(logits, labels, bins))
+
+
+def test_agrees_with_torchmetrics(generator):
+    classification = pytest.importorskip(
+        "torchmetrics.functional.classification", reason="torchmetrics is not installed"
+    )
+    logits, labels = answers(generator)
+    found = reliability(logits, labels)
+    for norm, ours in (("l1", found.ece), ("max", found.mce)):
+        theirs = classification.multiclass_calibration_error(
+            logits.softmax(dim=-1), labels, num_classes=5, n_bins=15, norm=norm
+        )
+        assert ours == pytest.approx(float(theirs), abs=1e-5)
+
+
+def test_values_by_hand():
+    logits = torch.tensor([[0.95, 0.05], [0.9, 0.1], [0.6, 0.4], [0.45, 0.55]]).log()
+    found = reliability(logits, torch.tensor([0, 1, 0, 0]), bins=4)
+    assert found.edges.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert found.count.tolist() == [0, 0, 2, 2]
+    assert found.confidence[2:].tolist() == pytest.approx([0.575, 0.925])
+    assert found.accuracy[2:].tolist() == pytest.approx([0.5, 0.5])
+    assert found.gap[2:].tolist() == pytest.approx([0.075, 0.425])
+    assert found.confidence[:2].isnan().all() and found.accuracy[:2].isnan().all()
+    assert found.ece == pytest.approx(0.25) and found.mce == pytest.approx(0.425)
+
+
+def test_a_sample_on_an_edge_belongs_to_the_bin_below():
+    logits = torch.tensor([[0.0, 0.0]])  # a confidence of exactly one half
+    assert reliability(logits, torch.tensor([0]), bins=2).count.tolist() == [1, 0]
+    sure = torch.tensor([[1000.0, 0.0]])
+    assert reliability(sure, torch.tensor([0]), bins=2).count.tolist() == [0, 1]
+
+
+def test_a_calibrated_model_has_a_small_error_and_an_overconfident_one_a_large(generator):
+    logits, _ = answers(generator, 20_000, scale=1.5)
+    labels = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)[:, 0]
+    honest, loud = reliability(logits, labels), reliability(3 * logits, labels)
+    assert honest.ece < 0.015 < 0.15 < loud.ece
+    filled = loud.count > 0
+    assert (loud.gap[filled] > 0).float().mean() > 0.8, "confidence is above accuracy"
+
+
+def test_bins_of_equal_mass_hold_as_many(generator):
+    logits, labels = answers(generator, 300, scale=6.0)
+    even, wide = (reliability(logits, labels, 10, edges) for edges in (equal_mass, equal_width))
+    assert even.count.tolist() == [30] * 10
+    assert wide.count.max() > 100
+    ordered = logits.double().softmax(dim=-1).amax(dim=-1).sort().values.reshape(10, 30)
+    torch.testing.assert_close(even.confidence, ordered.mean(dim=-1))
+    assert even.edges[0] == 0 and even.edges[-1] == 1
+
+
+def test_equal_confidences_stay_together():
+    logits = torch.tensor([[0.7, 0.3]]).log().expand(10, 2)
+    found = reliability(logits, torch.zeros(10, dtype=torch.long), 4, equal_mass)
+    assert found.count.sum() == 10 and found.count.max() == 10
+    assert found.ece == pytest.approx(0.3)
+
+
+def test_fewer_samples_than_bins(generator):
+    logits, labels = answers(generator, 3)
+    for edges in (equal_mass, equal_width):
+        found = reliability(logits, labels, 15, edges)
+        assert found.count.sum() == 3 and 0 <= found.ece <= found.mce <= 1
+
+
+def test_samples_without_a_label_are_left_out(generator):
+    logits, labels = answers(generator)
+    hidden = torch.where(torch.arange(300) % 3 == 0, -1, labels)
+    kept = hidden >= 0
+    assert reliability(logits, hidden).ece == reliability(logits[kept], labels[kept]).ece
+
+
+@pytest.mark.parametrize("edges", [equal_mass, equal_width])
+def test_no_sample_has_no_error(edges):
+    found = reliability(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), edges=edges)
+    assert math.isnan(found.ece) and math.isnan(found.mce) and found.count.sum() == 0
+
+
+def test_no_bins_are_refused(generator):
+    with pytest.raises(ValueError, match="0 bins hold no sample"):
+        reliability(*answers(generator), bins=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("edges", [equal_mass, equal_width])
+def test_a_gpu_finds_the_same(edges, generator):
+    logits, labels = answers(generator)
+    here, there = (
+        reliability(logits.to(device), labels.to(device), edges=edges) for device in ("cpu", "cuda")
+    )
+    assert there.count.is_cuda and torch.equal(there.count.cpu(), here.count)
+    assert there.ece == pytest.approx(here.ece) and there.mce == pytest.approx(here.mce)

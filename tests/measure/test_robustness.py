@@ -1,0 +1,311 @@
+"""Attacks: against captum, a linear model that can be worked out by hand, and the user's model."""
+
+from functools import partial
+
+import pytest
+import torch
+from captum.robust import FGSM
+from torch import nn
+
+from overt.measure import (
+    Attacked,
+    attacked,
+    fgsm,
+    fooling,
+    lost_margin,
+    lost_odds,
+    lost_score,
+    pgd,
+    still,
+)
+from overt.measure.robustness import LEVELS, Attack
+
+EPS = 8 / 255
+
+
+def pictures(count: int, generator: torch.Generator, low: float = 0.0) -> torch.Tensor:
+    return low + (1 - 2 * low) * torch.rand(count, 3, 4, 4, generator=generator)
+
+
+def network(scale: float = 1.0) -> nn.Sequential:
+    """A small network with all that must be left as found: batch norm, dropout, one frozen part."""
+    torch.manual_seed(3)
+    made = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(96, 5),
+    )
+    made[5].weight.data *= scale
+    made[0].bias.requires_grad_(False)
+    return made
+
+
+def attacks(seed: int = 0) -> dict[str, Attack]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"fgsm": fgsm, "pgd": partial(pgd, generator=generator, steps=5, restarts=2)}
+
+
+# --- fgsm
+
+
+def test_one_step_agrees_with_captum(generator):
+    model = network().eval()
+    images = pictures(20, generator)
+    labels = model(images).argmax(dim=-1)
+    theirs = FGSM(
+        model, nn.CrossEntropyLoss(reduction="none"), lower_bound=0.0, upper_bound=1.0
+    ).perturb(images.clone(), EPS, labels)
+    torch.testing.assert_close(fgsm(model, images, labels, EPS), theirs)
+
+
+def test_a_linear_model_is_fooled_exactly_where_the_margin_is_too_small(generator):
+    """One step of eps takes eps |w|_1 off the margin of two classes, if no pixel is clipped."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    images = pictures(200, generator, low=0.1)
+    with torch.no_grad():
+        model[1].bias -= model(images).mean(dim=0)  # about as many of each class
+        first, second = model(images).unbind(dim=-1)
+        reach = float((model[1].weight[0] - model[1].weight[1]).abs().sum())
+    for eps in (1 / 255, 4 / 255, 16 / 255):
+        expected = ((first - second).abs() < eps * reach).float()
+        assert 0 < expected.mean() < 1
+        assert torch.equal(fooling(model, images, eps), expected)
+        many = partial(pgd, generator=generator)
+        assert torch.equal(fooling(model, images, eps, many), expected), "no path does better"
+
+
+@pytest.mark.parametrize("objective", [lost_odds, lost_score, lost_margin])
+def test_objectives_by_hand(objective):
+    logits, labels = torch.tensor([[2.0, 1.0, 0.0], [0.0, 5.0, 1.0]]), torch.tensor([0, 2])
+    expected = {
+        lost_odds: -logits.softmax(dim=-1)[[0, 1], [0, 2]].logit(),
+        lost_score: torch.tensor([-2.0, -1.0]),
+        lost_margin: torch.tensor([-1.0, 4.0]),
+    }
+    torch.testing.assert_close(objective(logits, labels), expected[objective])
+
+
+def test_a_model_that_is_very_sure_is_no_safer(generator):
+    """Scaled logits give the same answers, so a step must fool the same images."""
+    images = pictures(100, generator)
+    calm, sure = network().eval(), network(scale=3000.0).eval()
+    sure[5].bias.data *= 3000
+    labels = calm(images).argmax(dim=-1)
+    margins = sure(images).topk(2).values.diff().abs()
+    assert (margins > 17).float().mean() > 0.5, "the slope of the cross-entropy would be zero"
+    changed = fgsm(sure, images, labels, EPS) - images
+    assert (changed != 0).flatten(1).any(dim=-1).all()
+    before, after = fooling(calm, images, EPS), fooling(sure, images, EPS)
+    assert 0.1 < before.mean() < 0.9
+    assert abs(float(before.mean() - after.mean())) < 0.15, "the odds are of all other classes"
+    by_margin = partial(fgsm, objective=lost_margin)
+    assert torch.equal(*(fooling(model, images, EPS, by_margin) for model in (calm, sure)))
+
+
+def test_the_odds_climb_where_the_cross_entropy_does(generator):
+    logits = (5 * torch.randn(50, 6, generator=generator)).double().requires_grad_()
+    labels = logits.argmax(dim=-1)
+    (odds,) = torch.autograd.grad(lost_odds(logits, labels).sum(), logits)
+    entropy = nn.functional.cross_entropy(logits, labels, reduction="sum")
+    (slope,) = torch.autograd.grad(entropy, logits)
+    others = 1 - logits.softmax(dim=-1).gather(-1, labels[:, None])
+    torch.testing.assert_close(odds * others, slope)
+
+
+# --- both
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd"])
+def test_a_strength_of_zero_fools_nobody(name, generator):
+    images = pictures(30, generator)
+    assert not fooling(network(), images, 0.0, attacks()[name]).any()
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd"])
+@pytest.mark.parametrize("eps", LEVELS)
+def test_no_pixel_moves_further_than_eps_nor_out_of_range(name, eps, generator):
+    model = network().eval()
+    images = pictures(10, generator).round(decimals=1)  # some at 0 and at 1
+    found = attacks()[name](model, images, model(images).argmax(dim=-1), eps)
+    assert float((found - images).abs().max()) <= eps + 1e-7
+    assert float(found.min()) >= 0 and float(found.max()) <= 1
+    assert not found.requires_grad
+
+
+def test_fooling_is_about_the_clean_prediction_and_not_the_label(generator):
+    """A model that always answers the same is never fooled, however wrong it is."""
+    stubborn = network()
+    stubborn[5].weight.data *= 1e-6
+    stubborn[5].bias.data = torch.tensor([0.0, 9, 0, 0, 0])
+    images = pictures(20, generator)
+    found = attacked(stubborn, images)
+    assert not found.fooled.any() and (found.clean == 1).all()
+
+    made = Attacked((0.1, 0.2), torch.tensor([0, 1, 2]), torch.tensor([[0, 1, 2], [1, 1, 0]]))
+    assert made.fooled.tolist() == [[0, 0, 0], [1, 0, 1]]
+
+
+def test_stronger_attacks_and_more_steps_fool_more(generator):
+    images = pictures(150, generator)
+    model = network()
+    one = attacked(model, images).fooled.mean(dim=-1)
+    many = attacked(model, images, attack=partial(pgd, generator=generator)).fooled.mean(dim=-1)
+    assert one[0] < one[-1] and 0 < one[1] < 1
+    assert (many >= one - 0.02).all() and many.sum() > one.sum()
+
+
+def test_restarts_find_what_one_path_misses(generator):
+    """A surface of many small hills, on which a path ends at the next top."""
+    images = pictures(100, generator)
+    steep = torch.randn(48, generator=generator)
+
+    def hills(x: torch.Tensor) -> torch.Tensor:
+        height = (9 * x.flatten(1) * steep).sin().sum(dim=-1)
+        return torch.stack([height, torch.full_like(height, -6.0)], dim=-1)
+
+    labels = hills(images).argmax(dim=-1)
+
+    def fooled(restarts: int) -> int:
+        fixed = torch.Generator().manual_seed(1)
+        found = pgd(hills, images, labels, 0.3, fixed, steps=1, restarts=restarts)
+        return int((hills(found).argmax(dim=-1) != labels).sum())
+
+    assert 0 < fooled(1) < fooled(8)
+
+
+def test_the_stream_of_random_numbers_decides_and_portions_do_not(generator):
+    images, model = pictures(23, generator), network()
+
+    def run(seed: int, portion: int) -> torch.Tensor:
+        fixed = torch.Generator().manual_seed(seed)
+        attack = partial(pgd, generator=fixed, steps=2)
+        with still(model):
+            labels = model(images).argmax(dim=-1)
+            parts = zip(images.split(portion), labels.split(portion), strict=True)
+            return torch.cat([attack(model, some, wanted, EPS) for some, wanted in parts])
+
+    torch.testing.assert_close(run(0, 23), run(0, 7), atol=1e-6, rtol=0)
+    assert not torch.allclose(run(0, 23), run(1, 23))
+
+    portions = [
+        attacked(
+            model,
+            images,
+            attack=partial(pgd, generator=torch.Generator().manual_seed(0)),
+            portion=portion,
+        ).predictions
+        for portion in (23, 5)
+    ]
+    assert torch.equal(*portions)
+
+
+# --- the user's model
+
+
+def state(model: nn.Module) -> dict[str, object]:
+    kept: dict[str, object] = {n: v.clone() for n, v in model.state_dict().items()}
+    for name, part in model.named_modules():
+        kept[f"mode {name}"] = part.training
+        kept[f"hooks {name}"] = len(part._forward_hooks) + len(part._forward_pre_hooks)
+    for name, value in model.named_parameters():
+        kept[f"wanted {name}"] = value.requires_grad
+        kept[f"gradient {name}"] = None if value.grad is None else value.grad.clone()
+    return kept
+
+
+def same(first: dict[str, object], second: dict[str, object]) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(value, second[name])
+        if isinstance(value, torch.Tensor)
+        else value == second[name]  # type: ignore[arg-type]
+        for name, value in first.items()
+    )
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd"])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_as_found(name, training, generator):
+    model = network().train(training)
+    model[1].eval()  # a mixture of modes, as when batch norm is frozen
+    model(pictures(4, generator)).sum().backward()
+    before = state(model)
+    images = pictures(9, generator)
+    kept = images.clone()
+    attacked(model, images, attack=attacks()[name])
+    assert same(before, state(model))
+    assert torch.equal(images, kept) and not images.requires_grad and images.grad is None
+
+
+def test_a_function_of_a_model_is_held_still(generator):
+    model = network().train()
+    before = state(model)
+    images = pictures(9, generator)
+
+    def classify(x: torch.Tensor) -> torch.Tensor:
+        return model(x * 2 - 1)
+
+    with still(model):
+        assert not any(part.training for part in model.modules())
+        found = attacked(classify, images)
+        assert torch.equal(found.clean, model(images * 2 - 1).argmax(dim=-1))
+    assert same(before, state(model))
+    with pytest.raises(RuntimeError, match="broke"), still(model):
+        raise RuntimeError("broke")
+    assert same(before, state(model))
+
+
+def test_attacks_work_where_gradients_are_off(generator):
+    images, model = pictures(6, generator), network()
+    expected = attacked(model, images).predictions
+    with torch.no_grad():
+        assert torch.equal(attacked(model, images).predictions, expected)
+    with torch.inference_mode():
+        assert torch.equal(attacked(model, images).predictions, expected)
+
+
+# --- bad input
+
+
+def test_images_that_were_normalised_are_refused(generator):
+    images = pictures(2, generator) * 4 - 2
+    with pytest.raises(ValueError, match=r"images from -.* to .*: .* pixels from 0 to 1, before"):
+        attacked(network(), images)
+    with pytest.raises(ValueError, match=r"0 or more, not -0\.1"):
+        attacked(network(), pictures(2, generator), (0.1, -0.1))
+
+
+def test_a_model_that_rounds_its_images_is_refused(generator):
+    model = network()
+    with pytest.raises(ValueError, match="neither detach nor round"):
+        attacked(lambda x: model((x * 255).byte().float()), pictures(2, generator))
+
+
+def test_a_real_network_can_be_attacked(generator):
+    """Our models take a batch; images that are numbers are normalised by the caller."""
+    from overt.data.batch import Batch
+    from overt.models.vgg import HEAD_ONLY, Sizes, VGGAttention
+
+    model = VGGAttention(Sizes(3, 0.05, HEAD_ONLY))
+    images = torch.rand(4, 3, 32, 32, generator=generator)
+
+    def classify(x: torch.Tensor) -> torch.Tensor:
+        ids = tuple(map(str, range(len(x))))
+        return model(Batch(ids=ids, images=(255 * x - 110) / 70)).prediction
+
+    with still(model):
+        found = attacked(classify, images, (0.0, 0.3))
+    assert not found.fooled[0].any()
+    assert found.predictions.shape == (2, 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["fgsm", "pgd"])
+def test_a_gpu_fools_the_same_images(name, generator):
+    images = pictures(64, generator)
+    here = fooling(network(), images, EPS, attacks()[name])
+    there = fooling(network().cuda(), images.cuda(), EPS, attacks()[name])
+    assert there.is_cuda
+    assert float((here - there.cpu()).abs().mean()) < 0.05
