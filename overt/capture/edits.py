@@ -69,6 +69,8 @@ def changed(
     edits: list[tuple[Any, Edit | Bias]],
 ) -> Projected | Written:
     """The source after all edits, and the promise that checkpointing will edit again."""
+    if not edits:
+        return source
     if not torch.compiler.is_compiling() and checkpoints.current() is checkpoints.Pass.FIRST:
         watchers = [watcher for watcher, _ in edits]
         checkpoints.bind(watchers[0].replaying(watchers))

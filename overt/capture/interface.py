@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -211,20 +210,8 @@ def _written_out(
         output = weights @ value.repeat_interleave(source.shape[1] // value.shape[1], dim=1)
     if not HERE.watchers:
         return output
-    if isinstance(source, Projected):
-        source = replace(source, key=_lasting(source.key))
-    remember(Record(module, Route.INTERFACE, source, _lasting(value), output, HERE.cross))
+    remember(Record(module, Route.INTERFACE, source, value, output, HERE.cross))
     return output
-
-
-def _lasting(tensor: Tensor) -> Tensor:
-    """Keys or values that stay what they are: a static cache writes over its own memory.
-
-    What was written to in place once will be again; where there is a gradient, autograd objects.
-    """
-    if torch.compiler.is_compiling() or tensor.requires_grad:
-        return tensor
-    return tensor.clone() if tensor.is_inference() or tensor._version else tensor
 
 
 # --- models on kernels that cannot be seen

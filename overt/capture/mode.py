@@ -53,6 +53,24 @@ class Watching(TorchFunctionMode):
         return written.follow(func, args, kwargs)
 
 
+def _never_compiled(function: Any) -> None:
+    """Have a function run as it is where it is called from plain Python; graphs still inline it."""
+    try:
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+    except ImportError:  # names of torch's own, not promised to anybody
+        return
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(function.__code__, skip)
+
+
+# After a break in a graph it would be compiled by itself, with the mode switched on under it.
+_never_compiled(Watching.__torch_function__)
+
+
 def _in_tracing(mode: Watching, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same while a graph is made. Attention that is written out is not followed there."""
     if func is _FLEX:  # first: its graph must not see which module is at work
@@ -87,6 +105,7 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """SDPA as it was called, its inputs remembered, with the edits of whoever watches."""
+    query, key, value = _as_autocast(query, key, value)
     boolean = attn_mask is not None and attn_mask.dtype == torch.bool
     heads = 1 if query.ndim == 4 else heads_of(module)
     source = Projected(
@@ -108,6 +127,14 @@ def attend(
     )
     remember(Record(module, route, source, four(value, heads), output, HERE.cross))
     return output
+
+
+def _as_autocast(*tensors: Tensor) -> list[Tensor]:
+    """What SDPA makes of its inputs under autocast, so that what is seen is what was multiplied."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
+        return list(tensors)
+    return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
 
 
 def _unfolded(output: Tensor, shape: tuple[int, ...], heads: int) -> Tensor:

@@ -134,7 +134,6 @@ def test_models_in_half_precision(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(call.weights().double(), oracle(call.source), rtol=0, atol=1e-6)
 
 
-@pytest.mark.xfail(reason="what autocast rounds on the way into the kernel is kept unrounded")
 def test_under_autocast_the_maps_are_of_what_the_kernel_got() -> None:
     """Llama turns its queries and keys in float32, and SDPA takes them in bfloat16."""
     one = family("Llama")
@@ -174,7 +173,6 @@ def test_compiled_in_every_way(backend: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.xfail(reason="dynamo compiles the mode by itself, and takes one attribute for another")
 def test_compiled_with_breaks_between_graphs() -> None:
     """Which expert a word goes to is not known when the model is compiled."""
     assert run("GPT-OSS:overt:eager") == ["equal"]
