@@ -4,16 +4,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from overt.data.actions import action40
     from overt.data.batch import Batch
+    from overt.data.caltech import caltech101, caltech256
     from overt.data.cifar import Cifar10, Cifar100
+    from overt.data.cub import Cub
+    from overt.data.discovery import ObjectDiscovery
     from overt.data.easyvqa import EasyVqa
     from overt.data.features import Cached, FeatureCache, Key
     from overt.data.images import open_image
+    from overt.data.photos import PhotoSet
+    from overt.data.pictures import Pictures
     from overt.data.resident import Resident, crop_and_flip, vary
+    from overt.data.rooms import scene67
     from overt.data.scenes.store import Scenes
     from overt.data.sets import root_of
     from overt.data.source import Source
     from overt.data.splits import Labels, Split
+    from overt.data.sports import event8
+    from overt.data.stl10 import Stl10
+    from overt.data.svhn import Svhn
     from overt.data.trec import Trec
     from overt.data.vocabulary import HubTokenizer, Vocabulary
 
@@ -22,34 +32,55 @@ __all__ = [
     "Cached",
     "Cifar10",
     "Cifar100",
+    "Cub",
     "EasyVqa",
     "FeatureCache",
     "HubTokenizer",
     "Key",
     "Labels",
+    "ObjectDiscovery",
+    "PhotoSet",
+    "Pictures",
     "Resident",
     "Scenes",
     "Source",
     "Split",
+    "Stl10",
+    "Svhn",
     "Trec",
     "Vocabulary",
+    "action40",
+    "caltech101",
+    "caltech256",
     "crop_and_flip",
+    "event8",
     "open_image",
     "root_of",
+    "scene67",
     "vary",
 ]
 
 _HOMES = {
+    "actions": ("action40",),
     "batch": ("Batch",),
+    "caltech": ("caltech101", "caltech256"),
     "cifar": ("Cifar10", "Cifar100"),
+    "cub": ("Cub",),
+    "discovery": ("ObjectDiscovery",),
     "easyvqa": ("EasyVqa",),
     "features": ("Cached", "FeatureCache", "Key"),
     "images": ("open_image",),
+    "photos": ("PhotoSet",),
+    "pictures": ("Pictures",),
     "resident": ("Resident", "crop_and_flip", "vary"),
+    "rooms": ("scene67",),
     "scenes.store": ("Scenes",),
     "sets": ("root_of",),
     "source": ("Source",),
     "splits": ("Labels", "Split"),
+    "sports": ("event8",),
+    "stl10": ("Stl10",),
+    "svhn": ("Svhn",),
     "trec": ("Trec",),
     "vocabulary": ("HubTokenizer", "Vocabulary"),
 }

@@ -10,13 +10,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from overt.data.download import Progress, download, extract, matches
 from overt.errors import BadInput, Damaged
 from overt.files import lock
 
 Look = Callable[[Path], Iterator[str]]
+Open = Callable[[Path], Any]
 
 DOWNLOADS = ".downloads"
 CIFAR_PIXELS = 3072
@@ -35,7 +38,7 @@ class File:
 
 @dataclass(frozen=True)
 class Photos:
-    """A folder of pictures and how many there are."""
+    """A folder of pictures, in folders of their own or not, and how many there are."""
 
     path: str
     count: int
@@ -51,7 +54,10 @@ class Archive:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set in words and files. `how` says how to get it where no program can."""
+    """A data set in words and files. `how` says how to get it where no program can.
+
+    `opens` are the readers of its parts: they find what no size and no checksum can.
+    """
 
     name: str
     what: str
@@ -61,6 +67,7 @@ class DataSet:
     files: tuple[File, ...] = ()
     photos: tuple[Photos, ...] = ()
     archive: Archive | None = None
+    opens: tuple[Open, ...] = ()
 
 
 def root_of(given: Path | None = None) -> Path:
@@ -100,6 +107,8 @@ def check(root: Path, name: str) -> list[str]:
         problems += _check_file(root / file.path, file, chosen)
     for photos in chosen.photos:
         problems += _check_photos(root / photos.path, photos)
+    if not problems and chosen.opens:
+        problems += _check_opened(root, chosen)
     return problems
 
 
@@ -136,10 +145,17 @@ def fetch(root: Path, chosen: DataSet, on_progress: Progress | None = None) -> s
                 raise Damaged(f"{chosen.page}: what was fetched has no {file.path}.")
             for problem in _check_file(ready / file.path, file, chosen):
                 raise Damaged(f"What was fetched is not right: {problem}")
+        for photos in chosen.photos:
+            if not (ready / photos.path).is_dir():
+                raise Damaged(f"{chosen.page}: what was fetched has no {photos.path}.")
+            for problem in _check_photos(ready / photos.path, photos):
+                raise Damaged(f"What was fetched is not right: {problem}")
         for file in chosen.files:
             target = root / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(ready / file.path, target)
+        for photos in chosen.photos:
+            _move_photos(ready / photos.path, root / photos.path)
         shutil.rmtree(work, ignore_errors=True)
     return f"{chosen.name} was fetched into {root}."
 
@@ -189,12 +205,37 @@ def _check_file(path: Path, file: File, chosen: DataSet) -> Iterator[str]:
 
 
 def _check_photos(folder: Path, photos: Photos) -> Iterator[str]:
-    found = sorted(path for path in folder.iterdir() if path.is_file())
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
     if len(found) < photos.count:
         yield f"{folder} has {len(found)} of {photos.count} photos; get the rest."
     for number, path in enumerate(found):
         if not path.stat().st_size:
             yield f"{path}, photo {number} of {len(found)}, is empty; get it again."
+
+
+def _move_photos(ready: Path, folder: Path) -> None:
+    """Put photos where they belong, over those of the same name; others stay."""
+    for path in sorted(path for path in ready.rglob("*") if path.is_file()):
+        target = folder / path.relative_to(ready)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)
+
+
+def _check_opened(root: Path, chosen: DataSet) -> Iterator[str]:
+    """What the readers of a set refuse, and each photo that cannot be decoded."""
+    from overt.data.images import open_image
+
+    for reader in chosen.opens:
+        try:
+            files = getattr(reader(root), "files", ())
+        except (BadInput, Damaged) as problem:
+            yield str(problem)
+            continue
+        for path in files:
+            try:
+                open_image(path)
+            except (BadInput, Damaged) as problem:
+                yield str(problem)
 
 
 def _check_records(path: Path, limits: tuple[int, ...], records: int) -> Iterator[str]:
@@ -259,6 +300,15 @@ def _trec(name: str, size: int, sha256: str, records: int) -> File:
     return File(f"trec/{name}", size, f"sha256:{sha256}", url, look)
 
 
+def _opens(home: str, name: str, *splits: str) -> tuple[Open, ...]:
+    """The readers of these splits, imported when they are called."""
+
+    def reader(root: Path, split: str) -> Any:
+        return getattr(import_module(f"overt.data.{home}"), name)(root, split)
+
+    return tuple(partial(reader, split=split) for split in splits)
+
+
 def _files(folder: str, *names: str) -> tuple[File, ...]:
     return tuple(File(f"{folder}/{name}") for name in names)
 
@@ -270,6 +320,17 @@ CIFAR_SHA1 = {
     "data_batch_4": "aab85764eb3584312d3c7f65fd2fd016e36a258e",
     "data_batch_5": "26e2849e66a845b7f1e4614ae70f4889ae604628",
     "test_batch": "67eb016db431130d61cd03c7ad570b013799c88c",
+}
+SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
+SVHN_MD5 = {
+    "train_32x32.mat": (182_040_794, "e26dedcc434d2e4c54c9b2d4a06d8373"),
+    "test_32x32.mat": (64_275_384, "eb5a983be6a315427106f1b164d9cef3"),
+}
+STL10_MD5 = {
+    "train_X.bin": (138_240_000, "918c2871b30a85fa023e0c44e0bee87f"),
+    "train_y.bin": (5_000, "5a34089d4802c674881badbb80307741"),
+    "test_X.bin": (221_184_000, "7f263ba9f9e0b06b93213547f721ac82"),
+    "test_y.bin": (8_000, "36f9794fa4beb8a2c72628de14fa638e"),
 }
 SCENES = {"train": 4000, "val": 100, "test": 504}  # as many as the demo asks for, to the scene
 SCENES_SEED = 1
@@ -323,6 +384,124 @@ SETS: tuple[DataSet, ...] = (
             "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
             "md5:03b5dce01913d631647c71ecec9e9cb8",
         ),
+    ),
+    DataSet(
+        name="svhn",
+        what="99,289 digits of house numbers, 32 x 32 pixels",
+        page="http://ufldl.stanford.edu/housenumbers/",
+        licence="non-commercial use; cite Netzer et al. 2011",
+        how="`overt data prepare svhn` fetches train and test (246 MB); extra_32x32.mat (1.3 GB) "
+        "goes below svhn/ too, where it is wanted.",
+        files=tuple(
+            File(f"svhn/{name}", size, f"md5:{md5}", f"{SVHN_URL}/{name}")
+            for name, (size, md5) in SVHN_MD5.items()
+        ),
+        opens=_opens("svhn", "Svhn", "train+val", "test"),
+    ),
+    DataSet(
+        name="stl10",
+        what="13,000 pictures of 96 x 96 pixels in 10 classes, and 100,000 without one",
+        page="https://cs.stanford.edu/~acoates/stl10/",
+        licence="no licence stated; cite Coates et al. 2011",
+        how="`overt data prepare stl10` fetches the binary version (2.6 GB) and keeps the pictures "
+        "with labels; unlabeled_X.bin goes below stl10_binary/ too, where it is wanted.",
+        files=(
+            *(
+                File(f"stl10_binary/{name}", size, f"md5:{md5}")
+                for name, (size, md5) in STL10_MD5.items()
+            ),
+            File("stl10_binary/fold_indices.txt"),
+        ),
+        archive=Archive(
+            "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+            "md5:91f7769df0f17e558f3565bffb0c7dfb",
+        ),
+        opens=_opens("stl10", "Stl10", "train+val", "test"),
+    ),
+    DataSet(
+        name="cub",
+        what="11,788 photos of 200 kinds of birds, each with a box and 15 parts",
+        page="https://www.vision.caltech.edu/datasets/cub_200_2011/",
+        licence="non-commercial research; photos belong to their owners",
+        how="`overt data prepare cub` fetches CUB_200_2011.tgz (1.2 GB).",
+        files=_files(
+            "CUB_200_2011",
+            "classes.txt",
+            "images.txt",
+            "image_class_labels.txt",
+            "train_test_split.txt",
+            "bounding_boxes.txt",
+            "parts/parts.txt",
+            "parts/part_locs.txt",
+        ),
+        photos=(Photos("CUB_200_2011/images", 11_788),),
+        archive=Archive(
+            "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+            "md5:97eceeb196236b17998738112f37df78",
+        ),
+        opens=_opens("cub", "Cub", "all"),
+    ),
+    DataSet(
+        name="caltech101",
+        what="8,677 photos of 101 kinds of things",
+        page="https://data.caltech.edu/records/mzrjq-6wc02",
+        licence="see its page; cite Fei-Fei et al. 2006",
+        how="Fetch caltech-101.zip from its page, and unpack 101_ObjectCategories.tar.gz from it.",
+        photos=(Photos("101_ObjectCategories", 8_677),),
+        opens=_opens("caltech", "caltech101", "all"),
+    ),
+    DataSet(
+        name="caltech256",
+        what="29,780 photos of 256 kinds of things",
+        page="https://data.caltech.edu/records/nyy15-4j048",
+        licence="see its page; cite Griffin et al. 2007",
+        how="Fetch 256_ObjectCategories.tar from its page, and unpack it.",
+        photos=(Photos("256_ObjectCategories", 29_780),),
+        opens=_opens("caltech", "caltech256", "all"),
+    ),
+    DataSet(
+        name="event8",
+        what="about 1,579 photos of 8 sports",
+        page="http://vision.stanford.edu/lijiali/event_dataset/",
+        licence="no licence stated; cite Li and Fei-Fei 2007",
+        how="Fetch event_dataset.rar from its page, and put its eight folders of photos below "
+        "event_dataset/.",
+        photos=(Photos("event_dataset", 1_574),),
+        opens=_opens("sports", "event8", "all"),
+    ),
+    DataSet(
+        name="action40",
+        what="9,532 photos of people doing one of 40 things",
+        page="http://vision.stanford.edu/Datasets/40actions.html",
+        licence="no licence stated; cite Yao et al. 2011",
+        how="Fetch Stanford40_JPEGImages.zip and Stanford40_ImageSplits.zip from its page, and "
+        "unpack both below stanford40/.",
+        files=_files("stanford40/ImageSplits", "actions.txt"),
+        photos=(Photos("stanford40/JPEGImages", 9_532),),
+        opens=_opens("actions", "action40", "all"),
+    ),
+    DataSet(
+        name="scene67",
+        what="15,620 photos of 67 kinds of rooms",
+        page="https://web.mit.edu/torralba/www/indoor.html",
+        licence="research use; photos belong to their owners",
+        how="Fetch indoorCVPR_09.tar, TrainImages.txt and TestImages.txt from its page, and put "
+        "Images/ and both lists below indoorCVPR_09/.",
+        files=_files("indoorCVPR_09", "TrainImages.txt", "TestImages.txt"),
+        photos=(Photos("indoorCVPR_09/Images", 15_613),),
+        opens=_opens("rooms", "scene67", "train+val", "test"),
+    ),
+    DataSet(
+        name="discovery",
+        what="300 photos of airplanes, cars and horses with masks drawn by hand",
+        page="https://people.csail.mit.edu/mrub/ObjectDiscovery/",
+        licence="research use; photos belong to their owners",
+        how="Fetch ObjectDiscovery-data.zip from its page, and unpack it as ObjectDiscovery-data/.",
+        photos=tuple(
+            Photos(f"ObjectDiscovery-data/Data/{kind}100", 200)  # photos and masks
+            for kind in ("Airplane", "Car", "Horse")
+        ),
+        opens=_opens("discovery", "ObjectDiscovery", "all"),
     ),
     DataSet(
         name="trec6",

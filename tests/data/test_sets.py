@@ -86,10 +86,14 @@ def test_every_description_is_complete():
     assert len(set(names)) == len(names)
     for each in sets.SETS:
         assert each.what and each.licence and each.how.endswith(".")
-        assert each.page.startswith("https://") or each.name == "scenes"
-        assert each.files or each.name in sets.PROGRAMS
-        for file in each.files:
-            assert not Path(file.path).is_absolute() and ".." not in file.path
+        assert each.page.startswith(("https://", "http://")) or each.name == "scenes"
+        assert each.files or each.photos or each.name in sets.PROGRAMS
+        for part in (*each.files, *each.photos):
+            assert not Path(part.path).is_absolute() and ".." not in part.path
+        fetched = each.archive is not None or (each.files and all(f.url for f in each.files))
+        assert bool(fetched) == (f"`overt data prepare {each.name}`" in each.how) or (
+            each.name == "scenes"
+        )
 
 
 def test_the_root_is_given_or_in_the_environment(monkeypatch, tmp_path):
@@ -260,6 +264,88 @@ def test_lines_and_photos_are_counted(tmp_path):
     (tmp_path / "images/1.jpg").touch()
     problems = list(sets._check_photos(tmp_path / "images", sets.Photos("images", 2)))
     assert "1 of 2 photos" in problems[0] and "1.jpg, photo 0 of 1, is empty" in problems[1]
+
+
+def photo_set(url: str, folder: Path, write_photo, **changes) -> DataSet:
+    """A set of a list and two photos in a folder each, in an archive that `url` serves."""
+    made = folder / "made" / "birds"
+    for name in ("a/1.jpg", "b/2.jpg"):
+        write_photo(made / "images" / name)
+    (made / "list.txt").write_text("a/1.jpg\nb/2.jpg\n")
+    with tarfile.open(folder / "birds.tar", "w") as archive:
+        archive.add(made, "birds")
+    packed = checksum((folder / "birds.tar").read_bytes())
+    found = DataSet(
+        "birds",
+        "birds",
+        "page",
+        "none",
+        "ask",
+        (File("birds/list.txt"),),
+        (sets.Photos("birds/images", 2),),
+        Archive(f"{url}/birds.tar", packed),
+    )
+    return replace(found, **changes)
+
+
+def test_photos_of_an_archive_are_put_in_place(tmp_path, served, monkeypatch, write_photo):
+    found = photo_set(*served, write_photo)
+    monkeypatch.setattr(sets, "SETS", (found,))
+    write_photo(tmp_path / "birds/images/b/mine.jpg")
+    (tmp_path / "birds/images/b/2.jpg").write_bytes(b"")
+    assert "fetched" in sets.prepare(tmp_path, "birds")
+    assert sets.check(tmp_path, "birds") == []
+    images = tmp_path / "birds/images"
+    names = sorted(path.relative_to(images).as_posix() for path in images.rglob("*.jpg"))
+    assert names == ["a/1.jpg", "b/2.jpg", "b/mine.jpg"]
+
+
+def test_an_archive_without_its_photos_changes_nothing(tmp_path, served, write_photo):
+    for path, count, match in [
+        ("birds/images", 3, "2 of 3 photos"),
+        ("birds/more", 1, "no birds/"),
+    ]:
+        wrong = photo_set(*served, write_photo, photos=(sets.Photos(path, count),))
+        with pytest.raises(Damaged, match=match):
+            sets.fetch(tmp_path, wrong)
+        assert not (tmp_path / "birds").exists()
+
+
+def test_what_a_reader_refuses_is_a_problem_of_the_set(tmp_path, monkeypatch, write_photo):
+    """Event-8 in its own layout: the reader and every photo are asked."""
+    from overt.data.sports import FOLDER, NAMES
+
+    few = replace(sets.find("event8"), photos=(sets.Photos(FOLDER, 8),))
+    monkeypatch.setattr(sets, "SETS", (few,))
+    for name in NAMES:
+        write_photo(tmp_path / FOLDER / name / "1.jpg")
+    assert sets.present(tmp_path) == ("event8",) and sets.check(tmp_path, "event8") == []
+    broken = tmp_path / FOLDER / "polo" / "1.jpg"
+    broken.write_bytes(broken.read_bytes()[:-30])
+    (problem,) = sets.check(tmp_path, "event8")
+    assert str(broken) in problem
+    broken.rename(tmp_path / FOLDER / "rowing" / "2.jpg")
+    (problem,) = sets.check(tmp_path, "event8")
+    assert "polo has no photos" in problem
+
+
+@pytest.mark.parametrize(
+    "name", "svhn stl10 cub caltech101 caltech256 event8 action40 scene67 discovery".split()
+)
+def test_every_set_with_a_reader_names_one_that_is_there(tmp_path, name):
+    found = sets.find(name)
+    assert name not in sets.present(tmp_path) and sets.check(tmp_path, name)
+    assert found.opens
+    for reader in found.opens:
+        with pytest.raises(BadInput, match="missing"):
+            reader(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["caltech101", "caltech256", "event8", "action40", "discovery"])
+def test_nothing_is_fetched_where_no_program_can(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(sets, "download", lambda *a, **b: pytest.fail("fetched"))
+    with pytest.raises(BadInput, match=rf"{name} cannot be fetched by a program\. Fetch"):
+        sets.prepare(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "trec6", "osie", "daquar", "flickr8k"])

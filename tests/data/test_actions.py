@@ -1,0 +1,77 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from overt.data import actions
+from overt.data.actions import action40
+from overt.errors import BadInput, Damaged
+
+NAMES = [f"doing_{number:02d}" for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, write_photo) -> Path:
+    """The official layout, with one photo of each action in train and two in test."""
+    root = tmp_path_factory.mktemp("actions")
+    folder = root / actions.FOLDER
+    (folder / "ImageSplits").mkdir(parents=True)
+    lines = ["action_name\tnumber_of_images", *(f"{name}\t3" for name in NAMES)]
+    (folder / "ImageSplits" / "actions.txt").write_text("\n".join(lines) + "\n")
+    for number, name in enumerate(NAMES):
+        photos = [f"{name}_{photo:03d}.jpg" for photo in range(3)]
+        for photo in photos:
+            write_photo(folder / "JPEGImages" / photo, value=6 * number)
+        (folder / "ImageSplits" / f"{name}_train.txt").write_text(photos[0] + "\r\n")
+        (folder / "ImageSplits" / f"{name}_test.txt").write_text("\n".join(photos[1:]))
+    return root
+
+
+@pytest.fixture
+def root(made, tmp_path) -> Path:
+    shutil.copytree(made, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_the_official_split_is_read(made):
+    sizes = {"train": 32, "val": 8, "test": 80, "train+val": 40, "all": 120}
+    for split, count in sizes.items():
+        found = action40(made, split, (4, 4), photos=(40, 80), validation=8)
+        assert len(found) == count and found.classes == tuple(NAMES)
+    test = action40(made, "test", (4, 4), photos=None)
+    assert test.ids([0, 3]) == ("action40/doing_00_001.jpg", "action40/doing_01_002.jpg")
+    assert test.labels([0, 3, 79]).tolist() == [0, 1, 39]
+    assert abs(int(test.batch([79]).images[0, 0, 1, 1]) - 6 * 39) <= 2
+
+
+def test_the_official_number_of_photos_is_the_default(made):
+    with pytest.raises(Damaged, match=r"_train\.txt has 40 photos, not 4000"):
+        action40(made)
+    with pytest.raises(Damaged, match=r"_test\.txt has 80 photos, not 81"):
+        action40(made, photos=(40, 81))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("actions.txt", "heading\n" + "\n".join(NAMES[:39]), "39 actions"),
+        ("actions.txt", "heading\n" + "\n".join([*NAMES[:39], NAMES[0]]), "39 actions"),
+        ("actions.txt", "heading\n" + "\n".join([*NAMES[:39], "../x"]), "not the name"),
+        ("doing_05_train.txt", "", "empty"),
+        ("doing_05_train.txt", "nothing.jpg", r"nothing\.jpg is missing"),
+        ("doing_05_train.txt", "../ImageSplits/actions.txt", "leads out"),
+        ("doing_05_train.txt", "doing_05_001.jpg", "twice"),
+    ],
+)
+def test_lists_that_are_wrong_are_named(root, name, content, match):
+    (root / actions.FOLDER / "ImageSplits" / name).write_text(content)
+    with pytest.raises(Damaged, match=match):
+        action40(root, photos=None, validation=8)
+
+
+def test_what_is_missing_is_named(root):
+    (root / actions.FOLDER / "ImageSplits" / "doing_07_test.txt").unlink()
+    with pytest.raises(BadInput, match=r"doing_07_test\.txt is missing"):
+        action40(root, photos=None)
+    with pytest.raises(BadInput, match="split"):
+        action40(root, "dev")
