@@ -102,22 +102,22 @@ class Projected:
         self, scores: Float[Tensor, "*l b h s r"], rows: Index, keys: Index
     ) -> Float[Tensor, "*l b h s r"]:
         """Scaled products after the cap, the biases and the masks of this call."""
-        b, _, q, k = self.shape
+        _, _, q, k = self.shape
         if self.softcap is not None:
             scores = self.softcap * (scores / self.softcap).tanh()
         if self.modify is not None:
             scores = self.modify(scores, *self._places(rows, keys))
         if self.bias is not None:
-            scores = scores + _part(self.bias, rows, keys, b, (q, k)).to(scores.dtype)
+            scores = scores + part_of(self.bias, rows, keys, (q, k)).to(scores.dtype)
         allowed = self.seen(rows, keys)
         return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
     def seen(self, rows: Index, keys: Index) -> Bool[Tensor, "#b #h #s #r"] | None:
         """Which keys the masks leave to each query; None when there is no mask."""
-        b, _, q, k = self.shape
+        _, _, q, k = self.shape
         masks = []
         if self.allowed is not None:
-            masks.append(_part(self.allowed, rows, keys, b, (q, k)))
+            masks.append(part_of(self.allowed, rows, keys, (q, k)))
         if self.causal:
             device = self.query.device
             i, j = _positions(rows, q, device), _positions(keys, k, device)
@@ -296,7 +296,7 @@ class Call:
         if isinstance(self.source, Projected):
             low = self.source.bias
             if low is not None:
-                part = _part(low, rows, keys, b, self.shape[2:])
+                part = part_of(low, rows, keys, self.shape[2:])
                 open_ = part > torch.finfo(part.dtype).min / 2
                 open_ = open_ | ((~open_).all(dim=-1, keepdim=True) & ~part.isneginf())
                 found = open_ if found is None else found & open_
@@ -314,7 +314,7 @@ class Call:
         return found.expand(b, s, width if r == 1 else r)
 
 
-def _part(values: Tensor, rows: Index, keys: Index, b: int, sizes: tuple[int, int]) -> Tensor:
+def part_of(values: Tensor, rows: Index, keys: Index, sizes: tuple[int, int]) -> Tensor:
     """The rows and keys of something that broadcasts to (b, h, q, k)."""
     values = values.reshape((1,) * (4 - values.ndim) + tuple(values.shape))
     if values.shape[2] == sizes[0] and sizes[0] > 1:

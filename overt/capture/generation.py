@@ -18,8 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from overt.attention import POINT, AttentionMap, Kind, Layout, Span
-from overt.capture.call import Call, take
+from overt.capture.call import Call
 from overt.capture.edits import Bias, Edit
+from overt.capture.products import take
 from overt.capture.watching import watch
 
 Keys = Span | slice | Int[Tensor, "b n"]  # where the keys stand in the sequence of each sample

@@ -82,11 +82,11 @@ class Seen:
 
         Layers of different sizes do not stack; ask for them one by one.
         """
-        calls = self.calls if layer is None else (self._one(layer),)
-        queries, keys = self._layouts(calls)
+        calls = self.calls if layer is None else (self.call(layer),)
+        queries, keys = self.layouts(calls)
         kinds = {call.kind for call in calls}
         values = torch.stack([call.weights() for call in calls], dim=1)
-        return AttentionMap(values, keys, queries, _shared(calls, ALL, ALL), _widest(kinds))
+        return AttentionMap(values, keys, queries, visible_in(calls, ALL, ALL), _widest(kinds))
 
     def maps(self) -> Iterator[AttentionMap]:
         """The whole map of each layer, one at a time, so that they never exist together."""
@@ -103,7 +103,7 @@ class Seen:
         rows sum to less than one. `.normalize()` divides by what is inside; for a loss, `log_block`
         does that at a fraction of the cost.
         """
-        self._some()
+        self.check_alike()
         at, to, queries, keys, mask = self._places(query, key, rows)
         if any(call.kind is Kind.SIGNED for call in self.calls):
             values = torch.stack([call.weights(at, to) for call in self.calls], dim=1)
@@ -122,7 +122,7 @@ class Seen:
         The division over all keys cancels, so nothing outside the block is computed: s rows and r
         keys cost s x r scores a head, whatever the length of the sequence.
         """
-        self._some()
+        self.check_alike()
         at, to, queries, keys, mask = self._places(query, key, rows)
         scores = _stacked(self.calls, at, to)
         return AttentionMap.from_scores(scores, keys, queries, mask)
@@ -139,7 +139,8 @@ class Seen:
 
     # --- helpers
 
-    def _some(self) -> None:
+    def check_alike(self) -> None:
+        """Raise when there is no call, or calls of different sizes, which do not stack."""
         if not self.calls:
             raise ValueError("no call is left to read; were all of them filtered out?")
         shapes = {call.shape for call in self.calls}
@@ -151,7 +152,8 @@ class Seen:
                 "where(...), at(step) or map(layer)"
             )
 
-    def _one(self, layer: int | str) -> Call:
+    def call(self, layer: int | str) -> Call:
+        """One call, by its place or by the name of its module."""
         if isinstance(layer, str):
             found = [call for call in self.calls if call.name == layer]
             if not found:
@@ -163,11 +165,12 @@ class Seen:
             raise ValueError(f"layer {layer} was not seen; there are {len(self.calls)} calls")
         return self.calls[layer]
 
-    def _layouts(self, calls: Sequence[Call]) -> tuple[Layout, Layout]:
-        Seen(calls)._some()
+    def layouts(self, calls: Sequence[Call]) -> tuple[Layout, Layout]:
+        """What the queries and the keys of these calls are; numbers when no layout says it."""
+        Seen(calls).check_alike()
         _, _, q, k = calls[0].shape
         if self.layout is None:
-            return _positions(q), _positions(k)
+            return numbered(q), numbered(k)
         queries, keys = self.layout if isinstance(self.layout, tuple) else (self.layout,) * 2
         for what, layout, found in (("queries", queries, q), ("keys", keys, k)):
             if len(layout) != found:
@@ -188,12 +191,12 @@ class Seen:
                 f"{name!r} is the name of a span, and no layout says where it is; give "
                 "watch(model, layout=...) or positions a sample"
             )
-        all_queries, all_keys = self._layouts(self.calls)
-        at, queries = _resolve(all_queries, query)
+        all_queries, all_keys = self.layouts(self.calls)
+        at, queries = resolve(all_queries, query)
         if rows is not None:
-            at, queries = _picked(at, rows), _positions(rows.shape[1], "rows")
-        to, keys = _resolve(all_keys, key)
-        mask = _shared(self.calls, at, to)
+            at, queries = _picked(at, rows), numbered(rows.shape[1], "rows")
+        to, keys = resolve(all_keys, key)
+        mask = visible_in(self.calls, at, to)
         for index, axis in ((at, -1), (to, -2)):
             if isinstance(index, Tensor):
                 there = (index >= 0).unsqueeze(axis)
@@ -204,14 +207,16 @@ class Seen:
         return at, to, queries, keys, mask
 
 
-def _positions(count: int, name: str = "positions") -> Layout:
+def numbered(count: int, name: str = "positions") -> Layout:
+    """An axis of positions of which nothing is known."""
     return Layout((Span(name, (count,), slice(0, count)),), count)
 
 
-def _resolve(layout: Layout, where: Where) -> tuple[Index, Layout]:
+def resolve(layout: Layout, where: Where) -> tuple[Index, Layout]:
+    """Where a span or some positions stand, and the layout of nothing but them."""
     if isinstance(where, str):
         return layout.find(where).index, layout.alone(where)
-    return where, _positions(where.shape[1])
+    return where, numbered(where.shape[1])
 
 
 def _picked(at: Index, rows: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
@@ -226,7 +231,7 @@ def _picked(at: Index, rows: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
     return torch.where(rows < 0, -1, found)
 
 
-def _shared(calls: Sequence[Call], rows: Index, keys: Index) -> Bool[Tensor, "b #s r"] | None:
+def visible_in(calls: Sequence[Call], rows: Index, keys: Index) -> Bool[Tensor, "b #s r"] | None:
     """What any layer may see: layers that differ (sliding windows and full) are joined."""
     found: Tensor | None = None
     before: tuple[object, ...] | None = None

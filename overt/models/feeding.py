@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from overt.attention import Layout, Span
-from overt.capture.grids import module_at, vision_layout
-from overt.capture.layouts import VISION, layouts_of
+from overt.capture.positions.grids import module_at, vision_layout
+from overt.capture.positions.layouts import VISION, layouts_of
 from overt.capture.seen import Layouts
 from overt.capture.watching import bare
 from overt.data.batch import Batch
@@ -94,7 +94,7 @@ def _normalized(pixels: Tensor, processor: Any) -> Tensor:
 def automatic(
     model: nn.Module, batch: Any, processor: Any = None, tokenizer: Any = None
 ) -> Layouts | None:
-    """The layout of a Hugging Face model for a batch, as `overt.capture.layouts` finds it.
+    """The layout of a Hugging Face model for a batch, as `overt.capture.layouts_of` finds it.
 
     A mapping may hold the photos or their sizes under "images" and the texts under "texts": with
     the processor and the tokenizer they say which pixels and characters a position stands for. A
@@ -113,7 +113,7 @@ def automatic(
     if len(found) > 1:
         raise ValueError(
             f"{type(model).__name__} has the sequences {sorted(found)}; choose one with adopt("
-            "model, layout=lambda batch: overt.capture.layouts.layout_of(model, batch, part=...))"
+            "model, layout=lambda batch: overt.capture.layout_of(model, batch, part=...))"
         )
     (layout,) = found.values()
     if isinstance(batch, Batch):

@@ -45,7 +45,7 @@ class Wish:
 
 def layouts_for(subject: Subject, asked: Asked) -> tuple[dict[str, "Layout"], str]:
     """What the positions of each sequence are; or nothing, and why it is not known."""
-    from overt.capture.layouts import layouts_of
+    from overt.capture.positions.layouts import layouts_of
 
     size = None if asked.given.photo is None else tuple(asked.given.photo.shape[:2])
     try:
@@ -64,8 +64,8 @@ def layouts_for(subject: Subject, asked: Asked) -> tuple[dict[str, "Layout"], st
 
 
 def _timm_layout(subject: Subject, asked: Asked, size: Any) -> dict[str, "Layout"]:
-    from overt.capture.grids import vision_layout
-    from overt.capture.processors import transform_geometry
+    from overt.capture.positions.grids import vision_layout
+    from overt.capture.positions.processors import transform_geometry
 
     assert subject.transform is not None
     height, width = asked.inputs["pixel_values"].shape[-2:]
@@ -141,7 +141,7 @@ def panel_of(
     """The panel of a group of calls, and what is drawn large of it."""
     import torch
 
-    from overt.capture.maps import device_of
+    from overt.capture.derived.maps import device_of
     from overt.show.panel import choose, grids, panel, usual
 
     first = group.calls[0]
@@ -213,7 +213,7 @@ def derived(
     import torch
 
     from overt.attention import Kind
-    from overt.capture import gradients, rolling, values
+    from overt.capture.derived import gradients, rolling, values
 
     match way:
         case "rollout":
@@ -248,7 +248,7 @@ def explained(subject: Subject, output: Any) -> "Tensor":
 
 def _sinks(group: "Seen", names: Sequence[str]) -> str:
     """The keys that most queries of a layer look at, whatever they are, in a sentence."""
-    from overt.capture.sinks import find_sinks
+    from overt.capture.derived.sinks import find_sinks
 
     try:
         found = find_sinks(group.where(lambda call: call.shape[0] == 1))

@@ -92,7 +92,7 @@ def test_positions_have_their_words_and_cells(subjects: dict[str, Subject]) -> N
 def test_derived_maps_are_those_of_the_library(
     subjects: dict[str, Subject], name: str, way: str
 ) -> None:
-    from overt.capture import gradients, rolling, values
+    from overt.capture.derived import gradients, rolling, values
 
     subject = subjects[name]
     given = Given(TEXT) if name == "gpt2" else Given(None, PHOTO)

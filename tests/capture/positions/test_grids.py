@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from overt.capture.grids import (
+from overt.capture.positions.grids import (
     cells_span,
     compact,
     empty,

@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from overt.attention import AttentionMap, Kind, Layout
-from overt.capture.call import Call, Index
-from overt.capture.maps import exactly, hidden_rows, places, shared_mask
-from overt.capture.seen import Seen, Where, _positions
+from overt.capture.call import Call
+from overt.capture.derived.maps import exactly, hidden_rows, places, shared_mask
+from overt.capture.products import Index
+from overt.capture.seen import Seen, Where, numbered
 from overt.capture.watching import watch
 
 Project = Callable[[Call], Float[Tensor, "o i"] | None]
@@ -91,7 +92,7 @@ def summed_value_norms(
 
 def _sent(seen: Seen, project: Project, needed: bool = False) -> list[Float[Tensor, "b k h o"]]:
     """What each head would add to the output if a key had all of its weight."""
-    seen._some()
+    seen.check_alike()
     found, without = [], []
     for call in seen.calls:
         value, matrix = _value(call), project(call)
@@ -215,7 +216,7 @@ def value_zeroing(
     mask = call.visible()
     if mask is not None:
         values = values * mask
-    layout = layout or _positions(n)
+    layout = layout or numbered(n)
     return AttentionMap(values[:, None, None], layout, layout, mask, Kind.AMOUNT)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from overt.capture.embedded import photos_of
-from overt.capture.layouts import layouts_of
+from overt.capture.positions.embedded import photos_of
+from overt.capture.positions.layouts import layouts_of
 
 transformers = pytest.importorskip("transformers", reason="models come from transformers")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from overt.capture.tokens import locate, special, text_geometry, words_of
+from overt.capture.positions.tokens import locate, special, text_geometry, words_of
 
 transformers = pytest.importorskip("transformers", reason="tokenizers come from transformers")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are built with tokenizers")

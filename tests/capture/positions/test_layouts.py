@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from overt.attention import AttentionMap
-from overt.capture.layouts import layout_of, layouts_of
+from overt.capture.positions.layouts import layout_of, layouts_of
 
 transformers = pytest.importorskip("transformers", reason="models come from transformers")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are built with tokenizers")

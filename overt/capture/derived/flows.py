@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
-from overt.capture.maps import Fuse, hidden_rows
-from overt.capture.rolling import reached
+from overt.capture.derived.maps import Fuse, hidden_rows
+from overt.capture.derived.rolling import reached
 
 # One network is solved for each row and input. So many edges in all take about a minute.
 MOST_EDGES = 1_000_000_000

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from overt.capture.probe import _same_random, measure
-from overt.capture.ramps import NotAffine
+from overt.capture.positions.probe import _same_random, measure
+from overt.capture.positions.ramps import NotAffine
 from overt.geometry import PixelGeometry
 
 FILTERS = ["NEAREST", "BOX", "BILINEAR", "BICUBIC", "LANCZOS"]

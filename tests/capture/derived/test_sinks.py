@@ -4,8 +4,8 @@ from torch import Tensor, nn
 
 from overt.attention import AttentionMap, Kind, Layout, Span, words
 from overt.capture.call import Call, Projected, Route, Written
+from overt.capture.derived.sinks import Sink, find_sinks, without_sinks
 from overt.capture.seen import Seen
-from overt.capture.sinks import Sink, find_sinks, without_sinks
 from overt.geometry import TextGeometry
 
 N = 12

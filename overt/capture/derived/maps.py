@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap, Kind, Layout
-from overt.capture.call import ALL, Call, Index, Projected
-from overt.capture.seen import Seen, Where, _resolve, _shared
+from overt.capture.call import Call, Projected
+from overt.capture.products import ALL, Index
+from overt.capture.seen import Seen, Where, resolve, visible_in
 
 Fuse = Callable[..., Tensor]  # (weights, dim=, keepdim=True) -> weights: torch.mean, torch.amax
 Rest = ParamSpec("Rest")
@@ -38,7 +39,7 @@ def raw(
     `rows` is the name of a span or positions a sample. The mean of probabilities is a probability;
     any other fusion gives amounts. For every head by itself there is `seen.map(layer)`.
     """
-    one = Seen([seen._one(layer)], seen.layout)
+    one = Seen([seen.call(layer)], seen.layout)
     if rows is None:
         return one.map(0).over_heads(fuse)
     at, queries, keys = places(one, rows)
@@ -54,10 +55,10 @@ def raw(
 
 def places(seen: Seen, rows: Where | None) -> tuple[Index, Layout, Layout]:
     """Where the rows asked for stand, their layout, and the layout of the keys."""
-    queries, keys = seen._layouts(seen.calls)
+    queries, keys = seen.layouts(seen.calls)
     if rows is None:
         return ALL, queries, keys
-    at, queries = _resolve(queries, rows)
+    at, queries = resolve(queries, rows)
     if isinstance(at, Tensor) and len(at) != seen.calls[0].shape[0]:
         raise ValueError(f"rows of {len(at)} samples for a batch of {seen.calls[0].shape[0]}")
     if isinstance(at, Tensor) and bool((at >= seen.calls[0].shape[2]).any()):
@@ -67,7 +68,7 @@ def places(seen: Seen, rows: Where | None) -> tuple[Index, Layout, Layout]:
 
 def onto_itself(seen: Seen, what: str) -> None:
     """Refuse what cannot be followed from layer to layer: cross-attention, weights of any sign."""
-    seen._some()
+    seen.check_alike()
     passes = len({call.step for call in seen.calls})
     if passes > 1:
         raise ValueError(
@@ -91,7 +92,7 @@ def onto_itself(seen: Seen, what: str) -> None:
 
 def shared_mask(seen: Seen, rows: Index = ALL) -> Bool[Tensor, "b #s k"] | None:
     """Which keys each query may see in any of the layers; None when all see all."""
-    return _shared(seen.calls, rows, ALL)
+    return visible_in(seen.calls, rows, ALL)
 
 
 def hidden_rows(

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from overt.attention import Kind, words
-from overt.capture.gradients import gradient_attention, relevance, slopes
+from overt.capture.derived.gradients import gradient_attention, relevance, slopes
 from overt.capture.watching import watch
 from tests.capture.encoder import Encoder, inputs, padding, seen_of
 

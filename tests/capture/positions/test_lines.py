@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from overt.capture.lines import Axis, fit, guess, kept, scale_of
-from overt.capture.ramps import NotAffine
+from overt.capture.positions.lines import Axis, fit, guess, kept, scale_of
+from overt.capture.positions.ramps import NotAffine
 
 
 def seen(size, scale, offset, length, noise=0.0, step=0.5):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt.attention import AttentionMap, Kind
-from overt.capture.activations import class_activation, grad_cam, rise, rise_masks
+from overt.capture.derived.activations import class_activation, grad_cam, rise, rise_masks
 from overt.geometry import PixelGeometry
 
 

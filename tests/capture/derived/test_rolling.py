@@ -4,10 +4,10 @@ from torch import Tensor
 
 from overt import attention
 from overt.attention import AttentionMap, Kind, words
-from overt.capture import rolling as module
 from overt.capture.call import Call, Projected, Route
-from overt.capture.maps import Fuse
-from overt.capture.rolling import rollout
+from overt.capture.derived import rolling as module
+from overt.capture.derived.maps import Fuse
+from overt.capture.derived.rolling import rollout
 from overt.capture.seen import Seen
 from overt.capture.watching import watch
 from tests.capture.encoder import Encoder, inputs, padding, seen_of

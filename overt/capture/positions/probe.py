@@ -23,8 +23,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from overt.capture.lines import Axis, Line, fit, guess, kept, scale_of, slack
-from overt.capture.ramps import Decoded, NotAffine, Photo, Ramps, Size, Window, bright, dark, decode
+from overt.capture.positions.lines import Axis, Line, fit, guess, kept, scale_of, slack
+from overt.capture.positions.ramps import (
+    Decoded,
+    NotAffine,
+    Photo,
+    Ramps,
+    Size,
+    Window,
+    bright,
+    dark,
+    decode,
+)
 from overt.geometry import PixelGeometry
 
 Canvas = np.ndarray  # (channels, height, width), any kind of number

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout
 from overt.capture.call import Call
-from overt.capture.maps import portion_size, portions
+from overt.capture.derived.maps import portion_size, portions
 from overt.capture.seen import Seen
 from overt.geometry import TextGeometry
 
@@ -53,8 +53,8 @@ def find_sinks(
     """
     if times <= 1 or not 0 <= often < 1:
         raise ValueError(f"times is above 1 and often from 0 to below 1, not {times} and {often}")
-    seen._some()
-    _, keys = seen._layouts(seen.calls)
+    seen.check_alike()
+    _, keys = seen.layouts(seen.calls)
     found = []
     for place, call in enumerate(seen.calls):
         share, fair, taken = _columns(call, times)

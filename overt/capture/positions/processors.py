@@ -1,8 +1,8 @@
 """The geometry of an image processor: what it does to photos of any size, asked of itself.
 
 Nothing is read from a processor's settings but the size of its patches, where it hands out patches
-instead of pictures; the rest is measured with test pictures (`overt.capture.probe`). So boxes,
-masks and fixations go through exactly the transform the pixels went through.
+instead of pictures; the rest is measured with test pictures (`positions.probe`). So boxes, masks and
+fixations go through exactly the transform the pixels went through.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.capture.probe import Canvas, Canvases, Tiles, measure
-from overt.capture.ramps import NotAffine, Photo, Size, dark
+from overt.capture.positions.probe import Canvas, Canvases, Tiles, measure
+from overt.capture.positions.ramps import NotAffine, Photo, Size, dark
 from overt.geometry import PixelGeometry
 
 COIN_TOSSES = 8  # a mirror tossed with a coin comes out the same twice half the time

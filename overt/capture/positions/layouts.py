@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from overt.attention import Layout, Span
-from overt.capture.embedded import (
+from overt.capture.positions.embedded import (
     Photos,
     anyres_spans,
     grid_spans,
@@ -22,7 +22,7 @@ from overt.capture.embedded import (
     photos_of,
     tile_spans,
 )
-from overt.capture.grids import (
+from overt.capture.positions.grids import (
     cells_span,
     compact,
     feature_layout,
@@ -30,7 +30,7 @@ from overt.capture.grids import (
     patches_of,
     vision_layout,
 )
-from overt.capture.tokens import Text, locate, special
+from overt.capture.positions.tokens import Text, locate, special
 from overt.geometry import TextGeometry
 
 VISION = ("vision_model", "model.vision_model", "vision_tower", "model.vision_tower")
@@ -90,7 +90,7 @@ def layouts_of(
     if kind in WINDOWED:
         raise ValueError(
             f"{kind} attends inside windows, so no one layout fits its maps; "
-            "overt.capture.grids.stage_grids gives the grid of each stage. For a window, " + HAND
+            "positions.grids.stage_grids gives the grid of each stage. For a window, " + HAND
         )
     if kind == "vilt":
         return {"": _vilt(model, inputs, photos, words)}

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from overt import attention
 from overt.attention import AttentionMap, Kind, words
-from overt.capture.values import (
+from overt.capture.derived.values import (
     own_projection,
     projection_in,
     summed_value_norms,

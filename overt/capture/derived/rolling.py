@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from overt.attention import AttentionMap, Kind
-from overt.capture.call import ALL, Call, Index, Projected, _part
-from overt.capture.maps import (
+from overt.capture.call import Call, Projected, part_of
+from overt.capture.derived.maps import (
     Fuse,
     device_of,
     exactly,
@@ -34,6 +34,7 @@ from overt.capture.maps import (
     precision_of,
     shared_mask,
 )
+from overt.capture.products import ALL, Index
 from overt.capture.seen import Seen, Where
 
 # Below so many weights a layer, or up to so many positions where the gradient has no closed form,
@@ -204,8 +205,8 @@ class _Travel(torch.autograd.Function):
 
 def _rows(source: Projected, rows: slice, query: Tensor, key: Tensor) -> Projected:
     """The same call for some of its rows alone, whose queries are given."""
-    b, _, q, k = source.shape
-    bias = None if source.bias is None else _part(source.bias, rows, ALL, b, (q, k))
+    _, _, q, k = source.shape
+    bias = None if source.bias is None else part_of(source.bias, rows, ALL, (q, k))
     allowed = source.seen(rows, ALL)
     return replace(
         source, query=query, key=key, bias=bias, allowed=allowed, causal=False, allow=None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from overt.capture.ramps import NotAffine
+from overt.capture.positions.ramps import NotAffine
 
 SMALLEST = 6  # photo pixels along an axis: of fewer, a filter that enlarges mixes all at once
 WHOLE = 0.25  # an offset this near to a whole number of pixels is that number

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from overt.capture.ramps import NotAffine, Ramps, bright, dark, decode
+from overt.capture.positions.ramps import NotAffine, Ramps, bright, dark, decode
 
 
 def canvas(photo, gain=(1.0, 2.0, -0.5), shift=3.0):

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from overt.attention import Layout, Span
-from overt.capture.grids import Patches, Size, cells_span, compact, empty, patch_positions
-from overt.capture.probe import Tiles
-from overt.capture.processors import tile_geometries
+from overt.capture.positions.grids import Patches, Size, cells_span, compact, empty, patch_positions
+from overt.capture.positions.probe import Tiles
+from overt.capture.positions.processors import tile_geometries
 from overt.geometry import PixelGeometry
 
 

@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from overt.attention import AttentionMap, Kind
-from overt.capture.call import ALL, Call, Index, Written, take
-from overt.capture.maps import (
+from overt.capture.call import Call, Written
+from overt.capture.derived.maps import (
     device_of,
     exactly,
     hidden_rows,
@@ -32,7 +32,8 @@ from overt.capture.maps import (
     precision_of,
     shared_mask,
 )
-from overt.capture.rolling import reached
+from overt.capture.derived.rolling import reached
+from overt.capture.products import ALL, Index, take
 from overt.capture.seen import Seen, Where
 
 
@@ -70,7 +71,7 @@ def slopes(seen: Seen, target: Tensor, create_graph: bool = False) -> list[Slope
     result, which PyTorch's fused kernels do not have; run the model under
     `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` or with its weights written out.
     """
-    seen._some()
+    seen.check_alike()
     if not target.requires_grad:
         raise ValueError(
             "the target has no gradient: run the model without no_grad, and let a parameter or an "

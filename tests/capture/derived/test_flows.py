@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from overt.attention import AttentionMap, Kind, rollout, words
-from overt.capture.flows import flow
+from overt.capture.derived.flows import flow
 from tests.capture.encoder import Encoder, inputs, padding, seen_of
 
 pytest.importorskip("scipy")

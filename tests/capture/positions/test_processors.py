@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from overt.capture.processors import image_geometry, tile_geometries, transform_geometry
-from overt.capture.ramps import NotAffine
+from overt.capture.positions.processors import image_geometry, tile_geometries, transform_geometry
+from overt.capture.positions.ramps import NotAffine
 
 transformers = pytest.importorskip("transformers", reason="processors come from transformers")
 

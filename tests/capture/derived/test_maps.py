@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from overt.attention import Kind, words
-from overt.capture.maps import portion_size, portions, raw
+from overt.capture.derived.maps import portion_size, portions, raw
 from overt.capture.seen import Seen
 from tests.capture.encoder import Encoder, inputs, padding, seen_of
 

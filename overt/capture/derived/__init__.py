@@ -1,0 +1,1 @@
+"""Maps made from what was seen: rollout, gradients, values, flow; sinks; maps of CNNs."""
