@@ -1,8 +1,8 @@
 """The geometry of an image processor: what it does to photos of any size, asked of itself.
 
 Nothing is read from a processor's settings but the size of its patches, where it hands out patches
-instead of pictures; the rest is measured with test pictures (`positions.probe`). So boxes, masks and
-fixations go through exactly the transform the pixels went through.
+instead of pictures; the rest is measured with test pictures (`positions.probe`). So boxes, masks
+and fixations go through exactly the transform the pixels went through.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
