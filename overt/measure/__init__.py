@@ -3,7 +3,7 @@
 from overt.measure.agreement import js, kl, spearman
 from overt.measure.answers import accuracy, by_group, chance, soft_accuracy, vqa_scores
 from overt.measure.calibration import Reliability, equal_mass, equal_width, reliability
-from overt.measure.consistency import of_others, on_common_pixels, view_consistency
+from overt.measure.consistency import of_others, view_consistency
 from overt.measure.controls import shuffled, uniform
 from overt.measure.faithfulness import (
     Contrast,
@@ -109,7 +109,6 @@ __all__ = [
     "measured",
     "moved",
     "of_others",
-    "on_common_pixels",
     "otsu",
     "over_seeds",
     "paired",

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from overt.attention import AttentionMap, Kind, grid
 from overt.measure.agreement import spearman
@@ -34,7 +32,8 @@ def view_consistency(
     """
     if not views:
         raise ValueError("there is no view to compare with")
-    numbers = torch.stack([_alike(attention, view, compare) for view in views]).double()
+    own = painted(attention)
+    numbers = torch.stack([_alike(attention, own, view, compare) for view in views]).double()
     return defined(numbers.nanmean(dim=0), ~numbers.isnan().all(dim=0))
 
 
@@ -50,37 +49,45 @@ def of_others(view: AttentionMap) -> AttentionMap:
     return replace(view, values=view.values.roll(-1, dims=0), mask=mask)
 
 
-def on_common_pixels(
-    first: AttentionMap, second: AttentionMap
-) -> list[tuple[AttentionMap, AttentionMap]]:
-    """Two maps of the same photos drawn on them, one pair a photo.
-
-    A pixel may be seen where both views show it. Weights are those of the cells, drawn smoothly:
-    amounts, which no longer sum to one.
-    """
-    if len(first) != len(second):
-        raise ValueError(f"maps of {len(first)} and of {len(second)} photos do not compare")
-    pairs = []
-    for ours, theirs in zip(painted(first), painted(second), strict=True):
-        if ours.weights.shape != theirs.weights.shape:
+def _alike(
+    attention: AttentionMap, own: Sequence[Painted], view: AttentionMap, compare: Compare
+) -> Measured:
+    """One number a photo, from as many calls of `compare` as photos have sizes."""
+    if len(attention) != len(view):
+        raise ValueError(f"maps of {len(attention)} and of {len(view)} photos do not compare")
+    other = painted(view)
+    sizes: dict[tuple[int, ...], list[int]] = {}
+    for place, (ours, theirs) in enumerate(zip(own, other, strict=True)):
+        if ours.seen.shape != theirs.seen.shape:
             raise ValueError(
-                f"photos of {tuple(ours.weights.shape)} and {tuple(theirs.weights.shape)} pixels "
-                "are not the same photo: a view must keep the geometry that leads back to it"
+                f"photos of {tuple(ours.seen.shape)} and {tuple(theirs.seen.shape)} pixels are "
+                "not the same photo: a view must keep the geometry that leads back to it"
             )
-        both = ours.seen & theirs.seen
-        pairs.append((_drawn(ours, both, first.kind), _drawn(theirs, both, second.kind)))
-    return pairs
+        sizes.setdefault(tuple(ours.seen.shape), []).append(place)
+    numbers = torch.empty(len(own), device=attention.values.device)
+    for places in sizes.values():
+        pair = on_common_pixels([own[at] for at in places], [other[at] for at in places])
+        first, second = (
+            replace(one, kind=Kind.SIGNED if source.kind is Kind.SIGNED else Kind.AMOUNT)
+            for one, source in zip(pair, (attention, view), strict=True)
+        )
+        numbers[places] = compare(first, second)
+    return numbers
 
 
-def _alike(first: AttentionMap, second: AttentionMap, compare: Compare) -> Measured:
-    return torch.cat([compare(*pair) for pair in on_common_pixels(first, second)])
+def on_common_pixels(
+    first: Sequence[Painted], second: Sequence[Painted]
+) -> tuple[AttentionMap, AttentionMap]:
+    """Two views of photos of one size, as maps over the pixels that both of them show.
 
+    Weights are those of the cells, drawn smoothly: amounts, which no longer sum to one.
+    """
+    shown = (torch.stack([one.seen for one in side]) for side in (first, second))
+    both = torch.stack(tuple(shown)).all(dim=0)
+    layout = grid(both.shape[1], both.shape[2])
 
-def _drawn(picture: Painted, both: Bool[Tensor, "y x"], kind: Kind) -> AttentionMap:
-    """A photo as a map over its pixels, of which those that both views show may be seen."""
-    height, width = both.shape
-    weights = picture.weights.masked_fill(~both, 0)
-    drawn = AttentionMap.from_cells(
-        weights.reshape(1, -1), grid(height, width), both.reshape(1, -1)
-    )
-    return replace(drawn, kind=kind if kind is Kind.SIGNED else Kind.AMOUNT)
+    def over(pictures: Sequence[Painted]) -> AttentionMap:
+        weights = torch.stack([one.weights for one in pictures]).masked_fill(~both, 0)
+        return AttentionMap.from_cells(weights.flatten(1), layout, both.flatten(1))
+
+    return over(first), over(second)

@@ -119,6 +119,8 @@ def pgd(
     numbers are drawn sample by sample, all restarts at once: a sample gets the same ones
     in whatever portions a set is attacked.
     """
+    if min(steps, restarts) < 1:
+        raise ValueError(f"{steps} steps and {restarts} restarts: an attack needs one of each")
     starts = torch.stack([_uniform(restarts, one, generator) for one in images], dim=1)
     low, high = (images - eps).clamp_min(0), (images + eps).clamp_max(1)
     found = images.clone()
@@ -232,8 +234,8 @@ def attacked(
             f"images from {float(images.amin()):g} to {float(images.amax()):g}: an attack needs "
             "pixels from 0 to 1, before they are normalised"
         )
-    if any(eps < 0 for eps in levels):
-        raise ValueError(f"an attack has a strength of 0 or more, not {min(levels):g}")
+    if not levels or min(levels) < 0:
+        raise ValueError(f"an attack needs strengths of 0 or more, and was given {levels}")
     held: AbstractContextManager[object] = nullcontext()
     if isinstance(classify, nn.Module):
         held = still(classify)

@@ -9,7 +9,9 @@ from overt.attention import AttentionMap, Kind, grid
 from overt.data.batch import Batch
 from overt.data.resident import vary
 from overt.geometry import PixelGeometry
-from overt.measure import js, of_others, on_common_pixels, spearman, view_consistency
+from overt.measure import js, of_others, spearman, view_consistency
+from overt.measure.consistency import on_common_pixels
+from overt.measure.photos import painted
 
 SIZE = 16
 
@@ -106,20 +108,34 @@ def test_only_what_both_views_show_is_compared():
     for left in (torch.zeros(4, 2), 9 * torch.rand(4, 2)):
         both = torch.cat([left, right], dim=1).reshape(1, -1)
         full = AttentionMap.from_cells(both, grid(4, 4, geometry=whole))
-        ((ours, theirs),) = on_common_pixels(full, crop)
+        ours, theirs = on_common_pixels(painted(full), painted(crop))
         assert ours.visible.reshape(4, 4).tolist() == [[False, False, True, True]] * 4
         torch.testing.assert_close(ours.weights, theirs.weights)
         assert view_consistency(full, [crop]).tolist() == [1]
 
 
-def test_photos_of_different_sizes_stand_in_one_batch():
-    sizes = [(6, 9), (8, 4)]
+def test_photos_of_different_sizes_stand_in_one_batch(generator):
+    """Each number is the one that its photo has alone, and `compare` is asked once a size."""
+    sizes = [(6, 9), (8, 4), (6, 9)]
     geometry = PixelGeometry.join(
         [PixelGeometry.identity(1, size).resize((4, 4)) for size in sizes]
     )
-    one = AttentionMap.from_cells(torch.rand(2, 4), grid(2, 2, geometry=geometry))
-    assert [len(ours.keys) for ours, _ in on_common_pixels(one, one)] == [54, 32]
-    torch.testing.assert_close(view_consistency(one, [one]), torch.ones(2))
+    one, other = (
+        AttentionMap.from_cells(torch.rand(3, 4, generator=generator), layout)
+        for layout in (grid(2, 2, geometry=geometry), grid(2, 2, geometry=geometry.flip()))
+    )
+    asked: list[tuple[int, int]] = []
+
+    def compare(first: AttentionMap, second: AttentionMap) -> torch.Tensor:
+        asked.append((len(first), len(first.keys)))
+        return spearman(first, second)
+
+    numbers = view_consistency(one, [other], compare)
+    assert asked == [(2, 54), (1, 32)]
+    for row in range(3):
+        only = torch.tensor([row])
+        alone = view_consistency(one.select(only), [other.select(only)])
+        torch.testing.assert_close(numbers[only], alone)
 
 
 def test_views_without_a_number_are_left_out():

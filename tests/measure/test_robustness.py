@@ -273,8 +273,11 @@ def test_images_that_were_normalised_are_refused(generator):
     images = pictures(2, generator) * 4 - 2
     with pytest.raises(ValueError, match=r"images from -.* to .*: .* pixels from 0 to 1, before"):
         attacked(network(), images)
-    with pytest.raises(ValueError, match=r"0 or more, not -0\.1"):
-        attacked(network(), pictures(2, generator), (0.1, -0.1))
+    for levels in ((0.1, -0.1), ()):
+        with pytest.raises(ValueError, match="needs strengths of 0 or more"):
+            attacked(network(), pictures(2, generator), levels)
+    with pytest.raises(ValueError, match="0 steps and 1 restarts"):
+        fooling(network(), pictures(2, generator), EPS, partial(pgd, generator=generator, steps=0))
 
 
 def test_a_model_that_rounds_its_images_is_refused(generator):

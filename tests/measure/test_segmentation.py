@@ -213,6 +213,29 @@ def test_a_planted_object_is_cut_out():
     assert float(jaccard(binarised(combined(anywhere, (32, 32))), truth)) < 0.5
 
 
+def test_the_maps_of_every_network_can_be_cut(generator):
+    """Levels of attention, a gate and what follows it, and class activations, which are signed."""
+    from overt.data.batch import Batch
+    from overt.models.vgg import HEAD_ONLY, Sizes, VGGAttention, VGGGap, VGGProgressive
+
+    sizes = Sizes(3, 0.05, HEAD_ONLY)
+    images = torch.rand(2, 3, 32, 32, generator=generator)
+    batch = Batch(("a", "b"), images, geometry=PixelGeometry.identity(2, (32, 32)))
+    attending, gated, gap = VGGAttention(sizes), VGGProgressive(sizes), VGGGap(sizes)
+    with torch.no_grad():
+        found = [
+            combined(attending.eval()(batch).attention, (32, 32)),
+            combined(gated.eval()(batch).attention, (32, 32), product),
+            combined(
+                [gap.class_activation(gap.eval().encode(batch), torch.tensor([0, 2]))], (32, 32)
+            ),
+        ]
+    for one in found:
+        cut = binarised(one)
+        assert cut.shape == (2, 32, 32)
+        assert (cut.flatten(1).any(dim=-1) & ~cut.flatten(1).all(dim=-1)).all()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_finds_the_same(generator):
     levels = [of(torch.rand(5, side, side, generator=generator)) for side in (16, 8)]
