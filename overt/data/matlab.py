@@ -101,14 +101,14 @@ class _Inflated:
         self._zlib = zlib.decompressobj()
         self._rest = b""
 
-    def take(self, count: int) -> bytes:
+    def take(self, count: int) -> bytearray:
         found = bytearray()
         while len(found) < count:
             piece = self._more(count - len(found))
             if not piece and self._zlib.eof:
                 raise _Wrong("an element is shorter than it says")
             found += piece
-        return bytes(found)
+        return found
 
     def finish(self) -> None:
         """Read on to the checksum, over the few bytes that fill up an element."""
@@ -188,7 +188,7 @@ def _matrix(
     found[name] = values.astype(np.dtype(kind), copy=False)
 
 
-def _data(stream: _Stream, order: str, kind: int, least: int, most: int) -> bytes:
+def _data(stream: _Stream, order: str, kind: int, least: int, most: int) -> bytes | bytearray:
     """The bytes of a small part of an array's description."""
     code, size, small = _tag(stream, order)
     if code != kind or not least <= size <= most:
@@ -198,7 +198,7 @@ def _data(stream: _Stream, order: str, kind: int, least: int, most: int) -> byte
     return stream.take(-(-size // 8) * 8)[:size]
 
 
-def _tag(stream: _Stream, order: str) -> tuple[int, int, bytes | None]:
+def _tag(stream: _Stream, order: str) -> tuple[int, int, bytes | bytearray | None]:
     """The kind and size of what follows; up to four bytes stand in the tag itself."""
     head = stream.take(8)
     code, size = struct.unpack(f"{order}II", head)

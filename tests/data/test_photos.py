@@ -107,6 +107,22 @@ def test_a_window_shows_its_part_and_the_geometry_knows_it(tmp_path, how):
     assert ((green / 6 - centre[..., 1]).abs()[whole] < 1.0).all()
 
 
+def test_a_window_has_every_pixel_its_box_touches(tmp_path, write_photo):
+    write_photo(tmp_path / "x.jpg", (40, 60))
+    found = PhotoSet(
+        "toy",
+        "all",
+        tmp_path,
+        [Entry("x.jpg", 0)],
+        ("a",),
+        (16, 16),
+        images.stretch,
+        lambda *_: (9.5, 4.0, 33.2, 20.9),
+    )
+    cell = found.batch([0]).geometry.cells((1, 1))[0, 0]
+    assert cell.tolist() == pytest.approx([9, 4, 34, 21])
+
+
 @pytest.mark.parametrize(
     "box", [(9.0, 0.0, 12.0, 4.0), (4.0, 4.0, 2.0, 6.0), (-9.0, 0.0, -1.0, 2.0)]
 )

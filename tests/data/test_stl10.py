@@ -58,6 +58,7 @@ def test_splits(tmp_path):
     assert unlabeled.batch([3]).labels is None and unlabeled.ids([3]) == ("stl10/unlabeled/000003",)
     splits = ("train", "val", "test", "unlabeled", "train+val")
     assert len({Stl10(tmp_path, split, RECORDS, 2).digest() for split in splits}) == 5
+    assert len({Stl10(tmp_path, "train", RECORDS, held).digest() for held in (1, 2, 3)}) == 3
     with pytest.raises(BadInput, match="split"):
         Stl10(tmp_path, "dev", RECORDS)
 
