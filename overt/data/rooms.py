@@ -41,7 +41,8 @@ def scene67(
 ) -> PhotoSet:
     """Scene-67: 4,824 / 536 / 1,340 photos in train / val / test; `all` is every photo there is.
 
-    The folders hold about 15,620 photos, of which the lists name 6,700. `photos` says how many the
+    The folders hold about 15,620 photos, of which the lists name 6,700. One that cannot be decoded
+    is named when it is met; take it away, and `all` is the rest. `photos` says how many the
     train and test lists have, where they are not the official ones; None takes any number.
     """
     part = split_or_all(split)

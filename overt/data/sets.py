@@ -124,7 +124,9 @@ def prepare(root: Path, name: str, on_progress: Progress | None = None) -> str:
         where = easyvqa_folder(root) if name == "easyvqa" else root
         return f"{name} is ready in {where}."
     if chosen.archive is None and not (chosen.files and all(file.url for file in chosen.files)):
-        raise BadInput(f"{name} cannot be fetched by a program. {chosen.how}")
+        raise BadInput(
+            f"{name} cannot be fetched by a program. {chosen.how} Its page: {chosen.page}"
+        )
     return fetch(root, chosen, on_progress)
 
 

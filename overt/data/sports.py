@@ -7,10 +7,10 @@ http://vision.stanford.edu/lijiali/event_dataset/. The archive's folders lie in 
 from pathlib import Path
 
 from overt.data.images import How, Size, crop
-from overt.data.photos import ALL, PhotoSet, counted, in_folders, only_all
+from overt.data.photos import ALL, PhotoSet, class_folders, counted, in_folders, only_all
 
 FOLDER = "event_dataset"
-NAMES = tuple("RockClimbing badminton bocce croquet polo rowing sailing snowboarding".split())
+SPORTS = 8
 SIZE = (224, 224)
 
 
@@ -27,6 +27,7 @@ def event8(
     how many there must be.
     """
     only_all("event8", split)
-    entries = in_folders(root / FOLDER, NAMES)
+    names = class_folders(root / FOLDER, SPORTS)
+    entries = in_folders(root / FOLDER, names)
     counted(root / FOLDER, len(entries), photos)
-    return PhotoSet("event8", split, root / FOLDER, entries, NAMES, size, how)
+    return PhotoSet("event8", split, root / FOLDER, entries, names, size, how)
