@@ -36,6 +36,13 @@ def test_what_a_crop_cuts_away_and_what_is_masked_is_not_seen():
     assert one.seen[:, 2:].tolist() == [[False] * 2] + [[True] * 2] * 3
 
 
+def test_a_pixel_between_a_cell_that_is_seen_and_one_that_is_not_is_not_seen():
+    geometry = PixelGeometry.identity(1, (1, 8))
+    seen = torch.tensor([[True, False]])
+    (one,) = painted(AttentionMap.from_cells(torch.ones(1, 2), grid(1, 2, geometry=geometry), seen))
+    assert one.seen.tolist() == [[True, True, False, False, False, False, False, False]]
+
+
 def test_maps_that_are_no_pictures_are_refused():
     with pytest.raises(ValueError, match=r"over \['text'\] with 4 keys"):
         squares(AttentionMap.from_cells(torch.ones(1, 4), words(4)))

@@ -164,7 +164,7 @@ def test_restarts_find_what_one_path_misses(generator):
 
     def hills(x: torch.Tensor) -> torch.Tensor:
         height = (9 * x.flatten(1) * steep).sin().sum(dim=-1)
-        return torch.stack([height, torch.full_like(height, -6.0)], dim=-1)
+        return torch.stack([height, torch.full_like(height, -12.0)], dim=-1)
 
     labels = hills(images).argmax(dim=-1)
 
@@ -173,7 +173,8 @@ def test_restarts_find_what_one_path_misses(generator):
         found = pgd(hills, images, labels, 0.3, fixed, steps=1, restarts=restarts)
         return int((hills(found).argmax(dim=-1) != labels).sum())
 
-    assert 0 < fooled(1) < fooled(8)
+    once, often = fooled(1), fooled(8)
+    assert 0 < once and often > 2 * once
 
 
 def test_the_stream_of_random_numbers_decides_and_portions_do_not(generator):
