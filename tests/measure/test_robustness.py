@@ -174,7 +174,7 @@ def test_restarts_find_what_one_path_misses(generator):
         return int((hills(found).argmax(dim=-1) != labels).sum())
 
     once, often = fooled(1), fooled(8)
-    assert 0 < once and often > 2 * once
+    assert once > 0 and often > 2 * once
 
 
 def test_the_stream_of_random_numbers_decides_and_portions_do_not(generator):
