@@ -1,6 +1,8 @@
-"""Pictures, marked words, and one self-contained page about runs."""
+"""Pictures, marked words, one self-contained page about runs, and views of any model's maps."""
 
 from overt.show.curves import curves
+from overt.show.export import load_map, save_map, to_bertviz
+from overt.show.notebook import view
 from overt.show.overlay import Style, overlay, save_png
 from overt.show.page import report
 from overt.show.picture import picture
@@ -12,11 +14,15 @@ __all__ = [
     "Style",
     "curves",
     "load_gallery",
+    "load_map",
     "overlay",
     "picture",
     "report",
     "save_gallery",
+    "save_map",
     "save_png",
+    "to_bertviz",
+    "view",
     "words_html",
     "words_svg",
 ]
