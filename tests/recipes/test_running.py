@@ -459,6 +459,7 @@ def test_a_table_prints_ours_with_deviation_and_reuses_rows(
     args = ["table", "scenes", "--out", str(tmp_path), "--seeds", "2", "--device", "cpu"]
     args += ["--rows", "no-attention,soft-held-out"]
     args += [word for one in tiny.SETS for word in ("--set", one)]
+    args += ["--set", "data.limit=48"]  # two rounds of test scenes: one has no relate
     assert cli.main(args) == 0
     out, err = capsys.readouterr()
     number = r"-?\d+\.\d+ ± \d+\.\d+"
