@@ -1,13 +1,14 @@
 """Apply the decision rule in LOG.md to the table `baselines`.
 
     python benchmarks/verdict_baselines.py                 # from benchmarks/baselines
-    python benchmarks/verdict_baselines.py runs/baselines  # keep a finished table, then apply it
+    python benchmarks/verdict_baselines.py runs/baselines  # keep its finished rows, then apply it
 
-Intervals are drawn over seeds and test samples. Where easy-VQA is installed, what its questions
+Intervals are drawn over seeds and test samples. Where OVERT_DATA holds easy-VQA, what its questions
 give away by their words is set beside what the runs had right.
 """
 
 import json
+import os
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 
 from overt.data import EasyVqa
 from overt.data.easyvqa import SHAPES, family
-from overt.data.sets import present
+from overt.data.sets import present, root_of
 from overt.measure import two_level
 from overt.measure.statistics import Interval
 
@@ -40,13 +41,19 @@ RULES = {
     "cifar10": Rule(0.6959, (0.80, 0.90), 0.03),
     "cifar100": Rule(0.45, (0.50, 0.65), 0.03),
     "trec": Rule(0.8120, (0.83, 0.90), 0.05),
-    "easyvqa": Rule(0.876, (0.95, 1.00), 0.03),
+    "easyvqa": Rule(0.98, (0.99, 1.00), 0.01),
 }
 
 
 def keep(runs: Path) -> None:
-    """Copy the results of every run, and collect what was right and what deletion did."""
+    """Copy the results of every run, and collect what was right and what deletion did.
+
+    Rows that are not in `runs` stay as they were kept before.
+    """
     arrays: dict[str, Any] = {}
+    if (KEPT / "samples.npz").is_file():
+        with np.load(KEPT / "samples.npz") as before:
+            arrays |= {name: before[name] for name in before.files}
     for row in RULES:
         found = []
         for seed in range(SEEDS):
@@ -138,7 +145,11 @@ def main() -> None:
         if f"{row}/deletion" in numbers:
             deletion = two_level(numbers[f"{row}/deletion"])
             print(f"  deletion {said(deletion)}: {'used' if deletion.low > 0 else 'not shown'}")
-    if "easyvqa/accuracy" in numbers and "easyvqa" in present(KEPT):
+    if (
+        "easyvqa/accuracy" in numbers
+        and os.environ.get("OVERT_DATA")
+        and "easyvqa" in present(root_of())
+    ):
         by_words(numbers["easyvqa/accuracy"])
 
 
