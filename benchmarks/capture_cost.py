@@ -92,7 +92,8 @@ def measure(n: int, b: int, width: int, device: str, turns: int) -> dict[str, fl
     found = {"n": n, "b": b, "plain_ms": 1e3 * middle["plain"]}
     for name in ("watched", "eager"):
         found[f"{name}_time"] = middle[name] / middle["plain"]
-        found[f"{name}_peak"] = peaks[name] / peaks["plain"] if peaks["plain"] else float("nan")
+        if peaks["plain"]:
+            found[f"{name}_peak"] = peaks[name] / peaks["plain"]
     return found
 
 
