@@ -168,7 +168,8 @@ def test_compiled() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled_in_every_way(backend: str) -> None:
-    ways = "BERT:sdpa Llama:sdpa Llama:overt ViT:overt T5:sdpa Gemma_2:overt CLIP:sdpa".split()
+    ways = "BERT:sdpa Llama:overt T5:sdpa Gemma_2:overt Llama:sdpa ViT:overt CLIP:sdpa".split()
+    ways = ways[:2] if backend == "inductor" else ways  # each takes the C++ compiler a minute
     assert run(*(f"{way}:{backend}" for way in ways)) == ["equal"] * len(ways)
 
 
