@@ -238,7 +238,9 @@ def visible_in(calls: Sequence[Call], rows: Index, keys: Index) -> Bool[Tensor, 
     for call in calls:
         source = call.source
         now = (
-            (source.bias, source.allowed, source.causal) if isinstance(source, Projected) else None
+            (source.bias, source.allowed, source.causal, source.allow)
+            if isinstance(source, Projected)
+            else None
         )
         if now is not None and before is not None and _identical(now, before):
             continue  # one mask that every layer was given

@@ -5,6 +5,8 @@ import torch
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
 from overt.capture import watch
+from overt.capture.call import Call, Projected, Route
+from overt.capture.seen import Seen
 from tests.capture.toys import FusedAttention, Stack, WrittenAttention, oracle
 
 LAYOUT = Layout((Span("text", (3,), slice(0, 3)), Span("image", (2, 2), slice(3, 7))), 8)
@@ -177,3 +179,20 @@ def test_seen_grows_while_the_model_is_watched():
         model(x)
         assert len(seen) == 2
     assert len(seen) == 2
+
+
+def near(width):
+    """A mask function of FlexAttention: so many positions to either side."""
+    return lambda b, h, q, k: (q - k).abs() <= width
+
+
+def test_mask_functions_that_differ_are_joined():
+    x, places = torch.randn(1, 1, 5, 4), torch.arange(5)[None]
+    calls = [
+        Call("one", torch.nn.Identity(), Projected(x, x, 0.5, allow=near(width)), Route.FLEX, False)
+        for width in (1, 3)
+    ]
+    seen = Seen(calls)
+    block = seen.block(places, places)
+    torch.testing.assert_close(block.weights.sum(dim=-1), torch.ones(1, 2, 1, 5))
+    assert torch.equal(seen.map().mask[0], (places - places.mT).abs() <= 3)
