@@ -136,19 +136,27 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trace = _known(operand)
         if trace is None and place == 0:
             trace = _mixed(operand, operands)
-        if trace is not None and not _chooses(func, args[0], place) and _whole(trace):
+        if trace is not None and _sums(func, args[0], place) and _whole(trace):
             values = next((one for one in operands if one is not operand), None)
             return _meet(func, args, kwargs, at + place, trace, values)
     return func(*args, **kwargs)
 
 
-def _chooses(func: Any, equation: Any, place: int) -> bool:
-    """Whether each query has values of its own: then experts are mixed, and nobody looks at all."""
-    if func is not torch.einsum or not isinstance(equation, str):
-        return False
-    terms = equation.replace(" ", "").partition("->")[0].split(",")
-    query = terms[place][-2:-1]
-    return any(query in other for at, other in enumerate(terms) if at != place)
+def _sums(func: Any, equation: Any, place: int) -> bool:
+    """Whether a product sums over the keys, the last axis of the weights at `place`.
+
+    Where it does not, positions are sorted into groups. And where each query has values of its own,
+    experts are mixed. In neither case does anybody look at all.
+    """
+    if func is not torch.einsum:
+        return place == 0
+    if not isinstance(equation, str):
+        return True
+    given, _, result = equation.replace(" ", "").partition("->")
+    terms = given.split(",")
+    query, key = terms[place][-2:-1], terms[place][-1:]
+    others = [other for at, other in enumerate(terms) if at != place]
+    return key not in result and not any(query in other for other in others)
 
 
 def _whole(trace: Trace) -> bool:
@@ -166,6 +174,8 @@ def _whole(trace: Trace) -> bool:
 def _mixed(operand: Any, operands: tuple[Any, ...]) -> Trace | None:
     """A softmax of this module that met nothing yet and has just the shape of what meets now."""
     if not isinstance(operand, Tensor) or operand.ndim < 3 or len(operands) < 2:
+        return None
+    if not isinstance(operands[1], Tensor) or operands[1].ndim < 2:
         return None
     for trace in reversed(HERE.traces.values()):
         fits = trace.tensor.shape[-2:] == operand.shape[-2:] and trace.module is HERE.stack[-1]

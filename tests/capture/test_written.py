@@ -157,3 +157,32 @@ def test_nothing_is_held_once_a_module_is_done():
     with watch(model):
         model(torch.randn(2, 5, 16))
         assert not HERE.traces
+
+
+def test_a_product_with_a_vector_is_no_attention():
+    def write(scores, x):
+        weights = scores.softmax(-1)
+        lengths = scores @ torch.ones(5)
+        return weights @ x + lengths[..., None]
+
+    model = ByHand(write)
+    with watch(model) as seen:
+        model(torch.randn(2, 5, 8))
+    assert [call.kind for call in seen] == [Kind.PROBABILITY]
+
+
+SORTING = {
+    "product": lambda groups, x: x.mT @ groups,
+    "einsum": lambda groups, x: torch.einsum("bnc,bnd->bcd", groups, x),
+}
+
+
+@pytest.mark.parametrize("sort", SORTING.values(), ids=SORTING)
+def test_sorting_positions_into_groups_is_no_attention(sort):
+    def write(scores, x):
+        return sort(x[..., :3].softmax(-1), scores.softmax(-1) @ x)
+
+    model = ByHand(write)
+    with watch(model) as seen:
+        model(torch.randn(2, 5, 8))
+    assert [call.shape for call in seen] == [(2, 1, 5, 5)]
