@@ -108,12 +108,13 @@ def attend(
     query, key, value = _as_autocast(query, key, value)
     boolean = attn_mask is not None and attn_mask.dtype == torch.bool
     heads = 1 if query.ndim == 4 else heads_of(module)
+    mask = _mask(attn_mask, query, key, heads)
     source = Projected(
         four(query, heads),
         four(key, heads),
         default_scale(query) if scale is None else scale,
-        bias=None if boolean else attn_mask,
-        allowed=attn_mask if boolean else None,
+        bias=None if boolean else mask,
+        allowed=mask if boolean else None,
         causal=is_causal,
         taps=_taps(query, key),
     )
@@ -137,6 +138,13 @@ def _as_autocast(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
 
 
+def _mask(mask: Tensor | None, query: Tensor, key: Tensor, heads: int) -> Tensor | None:
+    """A mask for the four axes of the call: folded heads and windows are told apart in it too."""
+    if mask is None or query.ndim == 4 or mask.ndim < 3:
+        return mask
+    return four(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
+
+
 def _unfolded(output: Tensor, shape: tuple[int, ...], heads: int) -> Tensor:
     """Four axes as they came: windows back behind the heads if they stood there."""
     if len(shape) == 5 and heads > 1 and shape[1] == heads != shape[2]:
@@ -147,9 +155,15 @@ def _unfolded(output: Tensor, shape: tuple[int, ...], heads: int) -> Tensor:
 def _taps(query: Tensor, key: Tensor) -> tuple[Tap, Tap] | None:
     """Places for the gradients of a loss on this call, when the model learns."""
     learns = torch.is_grad_enabled() and query.requires_grad and key.requires_grad
-    if torch.compiler.is_compiling() or not learns or query.ndim != 4:
+    if torch.compiler.is_compiling() or not learns or query.ndim != 4 or _transformed():
         return None
     return Tap(query), Tap(key)
+
+
+def _transformed() -> bool:
+    """Whether `torch.func` or forward-mode differentiation is at work, which taps do not follow."""
+    inside = torch._C._functorch.maybe_current_level() is not None
+    return inside or torch.autograd.forward_ad._current_level >= 0
 
 
 def _never(*_: Any) -> bool:

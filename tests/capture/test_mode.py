@@ -122,3 +122,54 @@ def test_compiled_models():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [name for name in vars(compiled) if name.startswith("check_")]
+
+
+class Folded(nn.Module):
+    """Heads in the batch, or windows before the heads; SDPA takes any axes in front."""
+
+    num_heads = 2
+
+    def forward(self, x, mask):
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("axes", "masked"),
+    [((6,), (6,)), ((6,), (1,)), ((3, 4, 2), (4, 1)), ((3, 4, 2), (3, 1, 2)), ((3, 2, 4), (4,))],
+)
+@pytest.mark.parametrize("boolean", [True, False])
+def test_masks_follow_folded_heads_and_windows(axes, masked, boolean):
+    torch.manual_seed(0)
+    x, mask, model = torch.randn(*axes, 5, 4), torch.randn(*masked, 5, 5), Folded()
+    bias = mask
+    if boolean:
+        mask = (mask > 0) | torch.eye(5, dtype=torch.bool)
+        bias = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    with watch(model) as seen:
+        out = model(x, mask)
+    expected = (x @ x.mT / 2 + bias).softmax(-1)
+    if axes == (3, 2, 4):  # windows behind the heads
+        expected = expected.movedim(1, 2)
+    torch.testing.assert_close(seen.map().weights, expected.reshape(-1, 1, 2, 5, 5))
+    with watch(model, edit=lambda call, weights: weights):
+        torch.testing.assert_close(model(x, mask), out)
+
+
+def test_what_torch_func_does_to_a_model_is_left_alone(x):
+    model = FusedAttention()
+    expected = torch.func.grad(lambda one: model(one).square().sum())(x)
+    with watch(model):
+        found = torch.func.grad(lambda one: model(one).square().sum())(x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_forward_mode_differentiation_is_left_alone(x):
+    from torch.autograd import forward_ad
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    model = FusedAttention()
+    with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
+        expected = forward_ad.unpack_dual(model(forward_ad.make_dual(x, x))).tangent
+        with watch(model):
+            found = forward_ad.unpack_dual(model(forward_ad.make_dual(x, x))).tangent
+    torch.testing.assert_close(found, expected)
