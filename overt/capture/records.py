@@ -43,11 +43,13 @@ def _lasting(source: Projected | Written) -> bool:
 
 
 def _copied(source: Projected | Written) -> Projected | Written:
-    changed = {
+    changed: dict[str, Any] = {
         one.name: getattr(source, one.name).clone()
         for one in fields(source)
         if isinstance(getattr(source, one.name), Tensor)
     }
+    if isinstance(source, Projected):
+        changed["taps"] = None  # they are views of the memory that will be written over
     return replace(source, **changed)
 
 
@@ -67,4 +69,14 @@ def remember(record: Record) -> None:
     elif checkpoints.current() is not checkpoints.Pass.AGAIN:
         kept = [watcher.take(record) for watcher in HERE.watchers]
         if any(kept):
-            HERE.events.add(record.copied() if _lasting(record.source) else record)
+            HERE.events.add(_kept(record))
+
+
+def _kept(record: Record) -> Record:
+    """The record, with what will be written over in memory of its own.
+
+    The output is nobody's cache, and a copy of it would not lead to a target.
+    """
+    if not _lasting(record.source):
+        return record
+    return replace(record.copied(), output=record.output)

@@ -7,6 +7,7 @@ from overt.attention import Kind
 from overt.capture.call import Projected, Route, Written
 from overt.capture.places import FLEX, HERE, Chain
 from overt.capture.records import Record, remember, settled
+from overt.capture.watching import watch
 
 
 class Listener:
@@ -61,3 +62,29 @@ def test_a_copied_record_does_not_change_with_the_original():
     torch.testing.assert_close(copied.source.weights().detach(), expected)
     assert copied.value.any() and copied.source.scale == 0.5
     assert copied.source.query.requires_grad
+
+
+class Buffered(nn.Module):
+    """Attention whose keys are always the same memory, as in a static cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.key = nn.Linear(4, 4)
+        self.cache = torch.zeros(2, 1, 5, 4)
+
+    def forward(self, x):
+        self.cache.copy_(self.key(x))
+        return nn.functional.scaled_dot_product_attention(x, self.cache, x)
+
+
+def test_a_pass_is_read_as_it_was_after_its_keys_were_written_over():
+    torch.manual_seed(0)
+    model, places = Buffered(), torch.arange(5).expand(2, -1)
+    x = torch.randn(2, 1, 5, 4, requires_grad=True)
+    with watch(model) as seen:
+        model(x)
+        model(3 * x)
+    expected = (x @ model.key(x).mT / 2).softmax(-1)[:, None]
+    first = seen.at(0)
+    torch.testing.assert_close(first.map().weights, expected)
+    torch.testing.assert_close(first.log_block(places, places).weights, expected)
