@@ -130,7 +130,10 @@ class Projected:
 
     def log_total(self, rows: Index = ALL) -> Float[Tensor, "b h s 1"]:
         """The logarithm of what the weights of each row are divided by; 0 for an empty row."""
-        total = self.scores(rows).logsumexp(dim=-1, keepdim=True)
+        scores = self.scores(rows)
+        empty = scores.isneginf().all(dim=-1, keepdim=True)  # its gradient would be NaN
+        total = torch.where(empty, 0, scores).logsumexp(dim=-1, keepdim=True)
+        total = total.masked_fill(empty, -torch.inf)
         if self.sinks is not None:
             total = torch.logaddexp(total, rearrange(self.sinks, "h -> 1 h 1 1").to(total.dtype))
         return torch.where(total.isneginf(), 0, total)
@@ -228,6 +231,7 @@ class Call:
 
     `name` is the module's name, `step` the number of the model's forward pass it belongs to.
     `value` and `output` are what the weights met and what came out, where the route shows them.
+    `chosen` are the heads that were chosen by `heads`, None when all are here as they were.
     """
 
     name: str
@@ -238,6 +242,7 @@ class Call:
     step: int = 0
     value: Tensor | None = None
     output: Tensor | None = None
+    chosen: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -266,12 +271,22 @@ class Call:
         return not bool((seen & later).any())
 
     def heads(self, chosen: Sequence[int]) -> "Call":
-        """The same call for some of its heads."""
+        """The same call for some of its heads, with their values and outputs where these have any.
+
+        Outputs that were chosen are copies, by which no gradient of a target can be asked for.
+        """
         h = self.shape[1]
         wrong = [head for head in chosen if not -h <= head < h]
         if wrong:
             raise ValueError(f"{self.name or 'the model'} has heads 0 to {h - 1}, not {wrong}")
-        return replace(self, source=self.source.heads([head % h for head in chosen]))
+        at = [head % h for head in chosen]
+        return replace(
+            self,
+            source=self.source.heads(at),
+            value=_chosen(self.value, at, self.shape),
+            output=_chosen(self.output, at, self.shape),
+            chosen=tuple(at if self.chosen is None else (self.chosen[head] for head in at)),
+        )
 
     def weights(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
         """The weights of some rows and keys, exactly as the model used them, before dropout."""
@@ -297,13 +312,12 @@ class Call:
             low = self.source.bias
             if low is not None:
                 part = part_of(low, rows, keys, self.shape[2:])
-                open_ = part > torch.finfo(part.dtype).min / 2
+                open_ = part > _edge(part.dtype)
                 open_ = open_ | ((~open_).all(dim=-1, keepdim=True) & ~part.isneginf())
                 found = open_ if found is None else found & open_
         elif self.source.logits is not None:
             part = self.source.scores(rows, keys).detach()
-            edge = torch.finfo(self.source.logits.dtype).min / 2
-            open_ = part > edge
+            open_ = part > _edge(self.source.logits.dtype)
             open_ = open_ | ((~open_).all(dim=-1, keepdim=True) & ~part.isneginf())
             found = None if bool(open_.all()) else open_
         if found is None:
@@ -314,6 +328,14 @@ class Call:
         return found.expand(b, s, width if r == 1 else r)
 
 
+def _edge(dtype: torch.dtype) -> float:
+    """The score below which a key is hidden: models write -1e4, -1e9 or the lowest number.
+
+    Biases by distance may go as low in some heads; a key is hidden when it is so in all.
+    """
+    return max(torch.finfo(dtype).min / 2, -9e3)
+
+
 def part_of(values: Tensor, rows: Index, keys: Index, sizes: tuple[int, int]) -> Tensor:
     """The rows and keys of something that broadcasts to (b, h, q, k)."""
     values = values.reshape((1,) * (4 - values.ndim) + tuple(values.shape))
@@ -322,6 +344,16 @@ def part_of(values: Tensor, rows: Index, keys: Index, sizes: tuple[int, int]) ->
     if values.shape[3] == sizes[1] and sizes[1] > 1:
         values = take(values, keys, 3)
     return values
+
+
+def _chosen(
+    given: Tensor | None, at: Sequence[int], shape: tuple[int, int, int, int]
+) -> Tensor | None:
+    """Values (b g k d) or outputs (b h q d) of some heads; None where heads cannot be told."""
+    b, h, _, _ = shape
+    if given is None or given.ndim != 4 or given.shape[0] != b or h % given.shape[1]:
+        return None
+    return given[:, torch.tensor(at, device=given.device) // (h // given.shape[1])]
 
 
 def _of_heads(values: Tensor | None, at: Tensor) -> Tensor | None:

@@ -187,3 +187,36 @@ def test_gradients_of_a_block_are_those_of_the_whole_map():
         found, torch.autograd.grad(loss, (source.query, source.key)), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_row_hidden_by_a_bias_gives_a_block_no_bad_gradient():
+    bias = torch.zeros(2, 1, 5, 7, dtype=torch.float64)
+    bias[1, :, 0] = -torch.inf
+    source = projected(bias=bias)
+    source.weights(ALL, slice(1, 4)).sum().backward()
+    assert source.query.grad.isfinite().all() and source.key.grad.isfinite().all()
+    assert source.query.grad.any() and not source.query.grad[1, :, 0].any()
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float32).min, -math.inf])
+def test_a_key_is_hidden_by_whatever_low_score_a_model_writes(low):
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    bias = torch.zeros(5, 5).masked_fill(later, low)
+    fused = projected(q=5, k=5, bias=bias)
+    logits = torch.randn(2, 4, 5, 5) + bias
+    written = Written(logits.softmax(-1), Kind.PROBABILITY, logits)
+    for source in (fused, written):
+        call = Call("one", torch.nn.Identity(), source, Route.SDPA, False)
+        assert torch.equal(call.visible(), ~later.expand(2, 5, 5)) and call.causal
+
+
+def test_chosen_heads_have_their_own_values_and_outputs():
+    source = projected()
+    value, output = torch.randn(2, 2, 7, 3), torch.randn(2, 4, 5, 3)
+    call = Call("one", torch.nn.Identity(), source, Route.SDPA, False, 0, value, output)
+    assert call.chosen is None
+    some = call.heads([3, 0])
+    assert some.chosen == (3, 0) and some.heads([1]).chosen == (0,)
+    assert torch.equal(some.value, value[:, [1, 0]])
+    assert torch.equal(some.output, output[:, [3, 0]])
+    assert torch.equal(some.weights(), call.weights()[:, [3, 0]])

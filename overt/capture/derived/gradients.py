@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from overt.attention import AttentionMap, Kind
+from overt.capture.axes import four
 from overt.capture.call import Call, Written
 from overt.capture.derived.maps import (
     device_of,
@@ -162,6 +163,11 @@ def _ends(call: Call) -> tuple[Tensor | None, Tensor | None]:
 
 def _slope(call: Call, found: Mapping[int, Tensor | None]) -> Slope:
     output, weights = (None if end is None else found[id(end)] for end in _ends(call))
+    if call.chosen is not None:
+        raise ValueError(
+            f"heads {list(call.chosen)} of {call.name or 'the model'} have no gradient of their "
+            "own; take heads of the finished map, not of what was seen"
+        )
     if weights is not None:
         return Slope(call, weights=weights)
     if output is None:
@@ -179,4 +185,4 @@ def _slope(call: Call, found: Mapping[int, Tensor | None]) -> Slope:
             f"{call.name or 'the model'} gave out {tuple(output.shape)} for weights {call.shape}; "
             "take heads of the finished map, not of what was seen"
         )
-    return Slope(call, output.reshape(b, h, q, size), value.reshape(b, -1, k, size))
+    return Slope(call, four(output, h).reshape(b, h, q, size), value.reshape(b, -1, k, size))

@@ -127,7 +127,7 @@ def _value(call: Call) -> Float[Tensor, "b g k d"]:
         raise ValueError(f"{call.name or 'the model'} does not show the values its weights met")
     value = value.reshape(b, -1, k, value.shape[-1])
     whole = call.output is None or call.output.numel() == b * h * q * value.shape[-1]
-    if h % value.shape[1] or not whole:
+    if h % value.shape[1] or not whole or call.chosen is not None:
         raise ValueError(
             f"{call.name or 'the model'} has values of other heads than its weights; take heads of "
             "the finished map, not of what was seen"

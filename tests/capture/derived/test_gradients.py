@@ -203,3 +203,50 @@ def test_a_target_of_another_pass_and_chosen_heads_are_refused() -> None:
         relevance(seen, model(x).sum())
     with pytest.raises(ValueError, match="take heads of the finished map"):
         relevance(seen.heads([0]), scores[:, 0])
+
+
+class Windows(nn.Module):
+    """Attention in windows that stand behind the heads: (b, h, w, n, d)."""
+
+    num_heads = 2
+
+    def forward(self, x: Tensor, value: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, value)
+
+
+def test_windows_behind_the_heads_have_their_own_gradients() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 3, 5, 4, requires_grad=True)
+    value, wanted = torch.randn(2, 2, 2, 3, 5, 4)
+    model = Windows()
+    with watch(model) as seen:
+        target = (model(x, value) * wanted).sum()
+    expected = (wanted @ value.mT).movedim(1, 2).flatten(0, 1)
+    torch.testing.assert_close(slopes(seen, target)[0](), expected)
+
+
+class Written(nn.Module):
+    """Attention whose keys are written in place, as some rotary embeddings are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = x.clone()
+        key[..., :2] *= 2
+        return nn.functional.scaled_dot_product_attention(x, key, x)
+
+
+def test_keys_written_in_place_do_not_cut_the_output_off() -> None:
+    x = torch.randn(2, 2, 5, 4, requires_grad=True)
+    model = Written()
+    with watch(model) as seen:
+        target = model(x).sum()
+    expected = x.detach().sum(dim=-1)[:, :, None].expand(2, 2, 5, 5)
+    torch.testing.assert_close(slopes(seen, target)[0](), expected)
+
+
+def test_heads_in_another_order_are_refused() -> None:
+    model = Encoder()
+    with watch(model) as seen:
+        target = model(inputs()).sum()
+    order = list(range(seen.calls[0].shape[1]))[::-1]
+    with pytest.raises(ValueError, match="take heads of the finished map"):
+        slopes(seen.heads(order), target)

@@ -246,3 +246,12 @@ def test_blocks_that_cannot_be_zeroed_are_refused() -> None:
     with pytest.raises(ValueError, match="looks at its own positions 2 times"):
         value_zeroing(lambda: twice(x), twice)
     assert not model.blocks[0]._forward_hooks
+
+
+def test_heads_in_another_order_are_refused_as_some_of_them_are() -> None:
+    model = Encoder()
+    with watch(model) as seen:
+        model(inputs())
+    order = list(range(seen.calls[0].shape[1]))[::-1]
+    with pytest.raises(ValueError, match="take heads of the finished map"):
+        value_norms(seen.heads(order))
