@@ -272,8 +272,8 @@ def demo(
     page = out / "report.html"
     print(
         f"\nLook at {page}: the same questions side by side, and where each model looked."
-        "\nNext: `overt demo --rows all` adds a row for every paper, `overt list` shows all"
-        "\nrecipes, and `overt run scenes-soft --out runs/soft` trains for longer."
+        "\nNext: `overt list` shows all recipes, `overt run scenes-soft --out runs/soft` trains for"
+        "\nlonger, and `overt look MODEL INPUT` shows where a model of yours looks."
     )
 
 
