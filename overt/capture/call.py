@@ -256,7 +256,10 @@ class Call:
 
     @property
     def causal(self) -> bool:
-        """Whether no query sees a later key, counted from the end, as decoders with a cache do."""
+        """Whether no query sees a later key, counted from the end, as decoders with a cache do.
+
+        Padding whose every key has a very low score is spread evenly, and says nothing.
+        """
         if self.cross:
             return False
         _, _, q, k = self.shape
@@ -268,7 +271,9 @@ class Call:
         if seen is None:
             return False
         later = torch.ones(q, k, dtype=torch.bool, device=seen.device).triu(k - q + 1)
-        return not bool((seen & later).any())
+        wrong = (seen & later).any(dim=-1)
+        spread = self._spread()
+        return not bool((wrong if spread is None else wrong & ~spread).any())
 
     def heads(self, chosen: Sequence[int]) -> "Call":
         """The same call for some of its heads, with their values and outputs where these have any.
@@ -326,6 +331,15 @@ class Call:
         s, r = found.shape[-2:]
         width = _count(keys, self.shape[3])
         return found.expand(b, s, width if r == 1 else r)
+
+    def _spread(self) -> Bool[Tensor, "#b #q"] | None:
+        """Which queries have nothing but very low scores; None when scores do not say."""
+        low = self.source.bias if isinstance(self.source, Projected) else self.source.logits
+        if low is None:
+            return None
+        _, _, q, k = self.shape
+        part = part_of(low.detach()[..., :k], ALL, ALL, (q, k))  # no columns of sinks
+        return (part <= _edge(part.dtype)).all(dim=-1).all(dim=1)
 
 
 def _edge(dtype: torch.dtype) -> float:

@@ -220,3 +220,19 @@ def test_chosen_heads_have_their_own_values_and_outputs():
     assert torch.equal(some.value, value[:, [1, 0]])
     assert torch.equal(some.output, output[:, [3, 0]])
     assert torch.equal(some.weights(), call.weights()[:, [3, 0]])
+
+
+def test_padding_that_is_spread_evenly_does_not_hide_that_a_call_is_causal():
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    hidden = later.expand(2, 1, 5, 5).clone()
+    hidden[0, :, :, :2] = True  # padding on the left: its own rows see nothing
+    low = torch.finfo(torch.float32).min
+    bias = torch.zeros(2, 1, 5, 5).masked_fill(hidden, low)
+    logits = torch.randn(2, 4, 5, 5) + bias
+    written = Written(logits.softmax(-1), Kind.PROBABILITY, logits)
+    for source in (projected(q=5, k=5, bias=bias), written):
+        call = Call("one", torch.nn.Identity(), source, Route.SDPA, False)
+        assert call.visible()[0, 0].all() and call.causal
+    bias[1, :, 3, 4] = 0
+    call = Call("one", torch.nn.Identity(), projected(q=5, k=5, bias=bias), Route.SDPA, False)
+    assert not call.causal
