@@ -153,12 +153,15 @@ def label_loss(
 
     For `Trainer(..., compute_loss_func=label_loss)`. Some models take `num_items_in_batch` and do
     not use it (`BertForSequenceClassification` of transformers 5.22): left to themselves, two
-    accumulated batches give them twice the gradient of one.
+    accumulated batches give them twice the gradient of one. Of a causal language model each
+    position is asked for the label of the next one, as the model itself does.
     """
     if labels is None:
         raise ValueError("the batch has no labels to compute the loss of")
-    logits = outputs["logits"].float().flatten(0, -2)
-    total = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+    logits = outputs["logits"].float()
+    if "CausalLM" in type(outputs).__name__:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    total = nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
     return total / _items(labels, num_items_in_batch)
 
 

@@ -299,3 +299,16 @@ def test_the_lightning_example_learns() -> None:
         seen.append(module.logged["attention_loss"])
     assert seen[-1] < seen[0]
     assert check_reaches(module, module.model(names["batch"]).loss)
+
+
+def test_the_label_loss_of_a_causal_model_is_that_of_the_model() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 11}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads))
+    words = torch.randint(0, 11, (2, 6))
+    labels = words.masked_fill(torch.arange(6) < 2, -100)
+    outputs = model(input_ids=words, labels=labels)
+    torch.testing.assert_close(label_loss(outputs, labels), outputs.loss)
