@@ -102,6 +102,7 @@ class Session:
         self.taken: list[nn.Module] = []
         self._cleanup = ExitStack()
         self._mark: Any = None
+        self._chain = HERE.events
         self._events: list[Any] = []
 
     # --- beginning and end
@@ -117,6 +118,7 @@ class Session:
             self._hook(undo)
             if not HERE.watchers:
                 HERE.steps = 0
+            self._chain = HERE.events  # this thread's, whoever asks later
             HERE.events.add(self)
             self._mark = HERE.events.last
             HERE.watchers.append(self)
@@ -211,7 +213,7 @@ class Session:
 
     def _since(self) -> list[Any]:
         """What has happened since the start."""
-        return [settled(event) for event in HERE.events.since(self._mark)]
+        return [settled(event) for event in self._chain.since(self._mark)]
 
     def _call(self, record: Record, step: int) -> Call:
         call = Call(

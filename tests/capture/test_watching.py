@@ -138,6 +138,16 @@ def test_one_watcher_in_two_threads(model, x):
     assert seen == {2: [[2, 2]] * 10, 5: [[5, 5]] * 10}
 
 
+def test_another_thread_may_ask_while_the_model_is_watched(model, x):
+    found = []
+    with watch(model) as seen:
+        model(x)
+        thread = threading.Thread(target=lambda: found.append(len(seen)))
+        thread.start()
+        thread.join()
+    assert found == [2]
+
+
 def test_a_watcher_is_used_again(model, x):
     watcher = watch(model, layers=["layers.0"])
     for _ in range(3):
