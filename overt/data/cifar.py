@@ -5,21 +5,16 @@ https://www.cs.toronto.edu/~kriz/cifar.html. A record is the label bytes (one, o
 and 3,072 bytes of a 32 x 32 picture, plane by plane.
 """
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import UInt8
 from numpy.typing import NDArray
-from torch import Tensor
 
-from overt.data.batch import Batch
+from overt.data.pictures import Pictures
 from overt.data.splits import Labels, Split, labels_of, rows_of, split_of
 from overt.errors import BadInput, Damaged
-from overt.files import digest
-from overt.geometry import PixelGeometry
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -75,7 +70,7 @@ def open_records(
     return found
 
 
-class Records:
+class Records(Pictures):
     """One split of a CIFAR: pictures and labels by record, and `batch` for models."""
 
     def __init__(
@@ -88,64 +83,19 @@ class Records:
         classes: tuple[str, ...],
         files: Sequence[Path],
     ) -> None:
-        self.name, self.split, self.classes = name, split, classes
-        self._parts, self._rows, self._files = parts, rows, files
-        self._first = parts[0].shape[1] - PIXELS
-        self._labels = np.concatenate([part[:, label] for part in parts]).astype(np.int64)
-        self._starts = np.cumsum([0, *(len(part) for part in parts)])
-        self._digest: str | None = None
+        labels = np.concatenate([part[:, label] for part in parts]).astype(np.int64)
+        part = "test" if split is Split.TEST else "train"
+        pictures = [_pictures(one) for one in parts]
+        super().__init__(name, split, part, pictures, labels, rows, classes, files, digits=5)
 
-    def __len__(self) -> int:
-        return len(self._rows)
 
-    def ids(self, indices: Sequence[int]) -> tuple[str, ...]:
-        """The names of samples: one a picture, whether it is in train, val or train+val."""
-        part = "test" if self.split is Split.TEST else "train"
-        return tuple(f"{self.name}/{part}/{row:05d}" for row in self._rows_at(indices))
-
-    def images(self, indices: Sequence[int]) -> UInt8[Tensor, "b 3 y x"]:
-        """The pictures themselves."""
-        rows = self._rows_at(indices)
-        found = np.empty((len(rows), 3, SIDE, SIDE), dtype=np.uint8)
-        part_of = np.searchsorted(self._starts, rows, side="right") - 1
-        for number, part in enumerate(self._parts):
-            here = part_of == number
-            if here.any():
-                chosen = part[rows[here] - self._starts[number], self._first :]
-                found[here] = chosen.reshape(-1, 3, SIDE, SIDE)
-        return torch.from_numpy(found)
-
-    def labels(self, indices: Sequence[int]) -> Int[Tensor, " b"]:
-        """The class numbers."""
-        return torch.from_numpy(self._labels[self._rows_at(indices)])
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """The samples at these places of the split."""
-        return Batch(
-            ids=self.ids(indices),
-            images=self.images(indices),
-            geometry=PixelGeometry.identity(len(indices), (SIDE, SIDE)),
-            labels=self.labels(indices),
-        )
-
-    def digest(self) -> str:
-        """A hash of the files, of which records belong to the split, and of the labels chosen."""
-        if self._digest is None:
-            whole = hashlib.sha256(f"{self.name} {self.split} {len(self.classes)}".encode())
-            for path in self._files:
-                whole.update(digest(path).encode())
-            whole.update(self._rows.tobytes())
-            self._digest = whole.hexdigest()
-        return self._digest
-
-    def _rows_at(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        places = np.asarray(list(indices), dtype=np.int64)
-        wrong = places[(places < 0) | (places >= len(self))]
-        if len(wrong):
-            raise BadInput(
-                f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {wrong[0]}."
-            )
-        return self._rows[places]
+def _pictures(part: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The pictures of a file's records where they lie, behind their labels; nothing is copied."""
+    behind = part[:, part.shape[1] - PIXELS :]
+    strides = (part.strides[0], SIDE * SIDE, SIDE, 1)
+    return np.lib.stride_tricks.as_strided(
+        behind, (len(part), 3, SIDE, SIDE), strides, writeable=False
+    )
 
 
 class Cifar10(Records):

@@ -17,11 +17,11 @@ from overt.geometry import PixelGeometry
 
 
 class Pictures:
-    """One split of a data set whose pictures are one array, held in memory or mapped from disk.
+    """One split of a data set whose pictures are arrays, held in memory or mapped from disk.
 
-    `rows` are the records of the array that belong to the split, in its order; `part` is the name
-    of the official part they are from, by which a picture has one id in every split. A part that
-    nobody labelled has no labels.
+    `pictures` are the arrays of its files, one after the other; `rows` are the records that belong
+    to the split, in its order; `part` is the name of the official part they are from, by which a
+    picture has one id in every split. A part that nobody labelled has no labels.
     """
 
     def __init__(
@@ -29,15 +29,17 @@ class Pictures:
         name: str,
         split: str,
         part: str,
-        pictures: UInt8[np.ndarray, "n 3 y x"],
+        pictures: Sequence[UInt8[np.ndarray, "_ 3 y x"]],
         labels: Int[np.ndarray, " n"] | None,
         rows: NDArray[np.int64],
         classes: tuple[str, ...],
         files: Sequence[Path],
+        digits: int = 6,
     ) -> None:
         self.name, self.split, self.classes = name, split, classes
         self._part, self._pictures, self._labels = part, pictures, labels
-        self._rows, self._files = rows, files
+        self._rows, self._files, self._digits = rows, files, digits
+        self._starts = np.cumsum([0, *(len(one) for one in pictures)])
         self._digest: str | None = None
 
     def __len__(self) -> int:
@@ -45,11 +47,19 @@ class Pictures:
 
     def ids(self, indices: Sequence[int]) -> tuple[str, ...]:
         """The names of samples: one a picture, whichever split it is looked at in."""
-        return tuple(f"{self.name}/{self._part}/{row:06d}" for row in self._rows_at(indices))
+        rows = self._rows_at(indices)
+        return tuple(f"{self.name}/{self._part}/{row:0{self._digits}d}" for row in rows)
 
     def images(self, indices: Sequence[int]) -> UInt8[Tensor, "b 3 y x"]:
         """The pictures themselves."""
-        return torch.from_numpy(np.ascontiguousarray(self._pictures[self._rows_at(indices)]))
+        rows = self._rows_at(indices)
+        found = np.empty((len(rows), *self._pictures[0].shape[1:]), dtype=np.uint8)
+        part_of = np.searchsorted(self._starts, rows, side="right") - 1
+        for number, pictures in enumerate(self._pictures):
+            here = part_of == number
+            if here.any():
+                found[here] = pictures[rows[here] - self._starts[number]]
+        return torch.from_numpy(found)
 
     def labels(self, indices: Sequence[int]) -> Int[Tensor, " b"]:
         """The class numbers; a part without labels is refused."""
@@ -59,7 +69,7 @@ class Pictures:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The samples at these places of the split."""
-        height, width = self._pictures.shape[-2:]
+        height, width = self._pictures[0].shape[-2:]
         return Batch(
             ids=self.ids(indices),
             images=self.images(indices),
@@ -68,7 +78,7 @@ class Pictures:
         )
 
     def digest(self) -> str:
-        """A hash of the files and of which records belong to the split."""
+        """A hash of the files, of which records belong to the split, and of how many classes."""
         if self._digest is None:
             whole = hashlib.sha256(f"{self.name} {self.split} {len(self.classes)}".encode())
             for path in self._files:

@@ -55,7 +55,7 @@ class Stl10(Pictures):
             rows = rows_of(chosen, count, validation)
         else:
             rows = np.arange(count, dtype=np.int64)
-        super().__init__("stl10", chosen, part, pictures, labels, rows, NAMES, files)
+        super().__init__("stl10", chosen, part, [pictures], labels, rows, NAMES, files)
 
 
 def open_pictures(path: Path, records: int) -> UInt8[np.ndarray, "n 3 96 96"]:

@@ -47,7 +47,7 @@ class Svhn(Pictures):
             rows = rows_of(chosen, count, validation)
         else:
             rows = np.arange(count, dtype=np.int64)
-        super().__init__("svhn", chosen, str(part), pictures, labels, rows, DIGITS, [path])
+        super().__init__("svhn", chosen, str(part), [pictures], labels, rows, DIGITS, [path])
 
 
 def read_mat(path: Path, records: int) -> Loaded:

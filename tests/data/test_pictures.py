@@ -17,7 +17,9 @@ def pictures(tmp_path: Path, labels: bool = True, content: bytes = b"x") -> Pict
     path.write_bytes(content)
     images = np.arange(5 * 3 * 4 * 6, dtype=np.uint16).astype(np.uint8).reshape(5, 3, 4, 6)
     numbers = np.arange(5, dtype=np.int64) % 2 if labels else None
-    return Pictures("toy", "val", "train", images, numbers, ROWS, ("a", "b"), [path])
+    return Pictures(
+        "toy", "val", "train", [images[:1], images[1:]], numbers, ROWS, ("a", "b"), [path]
+    )
 
 
 def test_a_batch_has_the_rows_of_the_split(tmp_path):

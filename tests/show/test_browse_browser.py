@@ -1,8 +1,7 @@
 """The page to look around in, in a real browser: pointing, clicking, keys, and no requests."""
 
 import io
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,53 +18,7 @@ from overt.show.panel import Choice, Panel, panel
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 ARTEFACTS = Path(__file__).resolve().parents[2] / "artefacts"
-FLAGS = (
-    "--no-sandbox --disable-gpu --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["sync_api.Browser"]:
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
-    if found is None:
-        pytest.skip("no chromium is installed: the page was not opened in a browser")
-    with sync_api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found, args=FLAGS)
-        yield opened
-        opened.close()
-
-
 Open = Callable[..., "sync_api.Page"]
-
-
-@pytest.fixture
-def open_page(browser: "sync_api.Browser") -> Iterator[Open]:
-    """Open a file; at the end fail on any error in the console and any request beyond the file."""
-    wrong: list[str] = []
-    contexts = []
-
-    def go(path: Path, width: int = 1280, **options: object) -> "sync_api.Page":
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(15_000)
-        page.on("console", lambda said: wrong.append(said.text) if said.type != "log" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
-        allowed = (path.as_uri(), "data:")
-        page.on(
-            "request",
-            lambda asked: None if asked.url.startswith(allowed) else wrong.append(asked.url),
-        )
-        page.goto(path.as_uri())
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    assert wrong == []
 
 
 PHOTO = np.full((120, 200, 3), 128, dtype=np.uint8)
