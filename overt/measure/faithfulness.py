@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap
@@ -19,23 +19,29 @@ from overt.measure.location import support
 from overt.measure.measured import Measured, defined, measured, row, shares
 
 Decide = Callable[[Float[Tensor, "b k"]], Float[Tensor, "b c"]]
-Choose = Callable[[AttentionMap], Bool[Tensor, "b k"]]
+Choose = Callable[[AttentionMap, torch.Generator], Bool[Tensor, "b k"]]
 
 
-# --- which cells
+# --- which cells; equals are taken in a random order, or a flat map would speak for a corner
 
 
-def top_cells(attention: AttentionMap, count: int) -> Bool[Tensor, "b k"]:
-    """The `count` cells with the largest weights, the first of equals; never one without weight."""
+def top_cells(
+    attention: AttentionMap, generator: torch.Generator, count: int
+) -> Bool[Tensor, "b k"]:
+    """The `count` cells with the largest weights, random ones of equals; never one without."""
     weights, seen = row(attention)
-    return _first(weights.masked_fill(~seen, -torch.inf), count) & seen & (weights > 0)
+    order = _descending(weights.masked_fill(~seen, -torch.inf), _shuffle(seen, generator))
+    return _first(order, count) & seen & (weights > 0)
 
 
-def mass_cells(attention: AttentionMap, share: float = 0.5) -> Bool[Tensor, "b k"]:
-    """The fewest cells that hold `share` of the attention between them."""
+def mass_cells(
+    attention: AttentionMap, generator: torch.Generator, share: float = 0.5
+) -> Bool[Tensor, "b k"]:
+    """The fewest cells that hold `share` of the attention between them, random ones of equals."""
     weights, seen = row(attention)
     each = shares(weights, attention.kind).nan_to_num(0)
-    ordered, order = each.sort(dim=-1, descending=True, stable=True)
+    order = _descending(each, _shuffle(each, generator))
+    ordered = each.gather(-1, order)
     before = ordered.cumsum(dim=-1) - ordered
     needed = before < share - 1e-6  # rounding shall not ask for one more
     return torch.zeros_like(seen).scatter(-1, order, needed) & seen & (weights > 0)
@@ -45,14 +51,29 @@ def random_cells(
     cells: Bool[Tensor, "b k"], seen: Bool[Tensor, "b k"], generator: torch.Generator
 ) -> Bool[Tensor, "b k"]:
     """As many random cells as `cells` has in each sample, among those that may be seen."""
-    noise = torch.rand(cells.shape, generator=generator, device=generator.device)
-    scores = noise.to(cells.device).masked_fill(~seen, -1.0)
-    return _first(scores, cells.sum(dim=-1, keepdim=True)) & seen
+    return _as_many(cells, seen, _shuffle(cells, generator))
 
 
-def _first(scores: Float[Tensor, "b k"], count: int | Tensor) -> Bool[Tensor, "b k"]:
-    order = scores.argsort(dim=-1, descending=True, stable=True)
-    place = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+def _shuffle(like: Tensor, generator: torch.Generator) -> Int[Tensor, "b k"]:
+    noise = torch.rand(like.shape, generator=generator, device=generator.device)
+    return noise.argsort(dim=-1, descending=True).to(like.device)
+
+
+def _descending(
+    scores: Float[Tensor, "b k"] | Bool[Tensor, "b k"], mixed: Int[Tensor, "b k"]
+) -> Int[Tensor, "b k"]:
+    """The places of the scores from the largest to the least, equals in the order of `mixed`."""
+    return mixed.gather(-1, scores.gather(-1, mixed).argsort(dim=-1, descending=True, stable=True))
+
+
+def _as_many(
+    cells: Bool[Tensor, "b k"], seen: Bool[Tensor, "b k"], mixed: Int[Tensor, "b k"]
+) -> Bool[Tensor, "b k"]:
+    return _first(_descending(seen, mixed), cells.sum(dim=-1, keepdim=True)) & seen
+
+
+def _first(order: Int[Tensor, "b k"], count: int | Int[Tensor, "b 1"]) -> Bool[Tensor, "b k"]:
+    place = torch.arange(order.shape[1], device=order.device).expand_as(order)
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, place < count)
 
 
@@ -129,12 +150,15 @@ def contrast(
     """Remove what is attended to, as many random cells, and the truth, from the same samples.
 
     `choose` says which cells a map attends to: `mass_cells`, or `partial(top_cells, count=5)`.
+    Where weights tie it chooses at random, so that a flat map does as well as random cells. All
+    that is random comes from `generator`: the same state gives the same numbers.
     """
-    cells, (_, seen) = choose(attention), row(attention)
+    _, seen = row(attention)
+    # drawn before ties are broken: the random cells are the same whichever way a map is read
+    shuffles = [_shuffle(seen, generator) for _ in range(draws)]
+    cells = choose(attention, generator)
     whole = _probabilities(decide, torch.ones_like(cells))
-    by_chance = [
-        _removed(decide, random_cells(cells, seen, generator), whole) for _ in range(draws)
-    ]
+    by_chance = [_removed(decide, _as_many(cells, seen, mixed), whole) for mixed in shuffles]
     return Contrast(
         attended=_removed(decide, cells, whole),
         random=Removed(

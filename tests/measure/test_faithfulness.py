@@ -18,6 +18,7 @@ from overt.measure import (
     removed,
     shuffled,
     top_cells,
+    uniform,
 )
 from overt.testing import PlantedCell, toy_batch
 
@@ -29,7 +30,7 @@ def test_mass_cells_are_the_fewest_that_hold_the_share(k, share, seed):
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randint(0, 5, (4, k), generator=generator).float()
     seen = torch.rand(4, k, generator=generator) > 0.2
-    chosen = mass_cells(AttentionMap.from_cells(weights, words(k), seen), share)
+    chosen = mass_cells(AttentionMap.from_cells(weights, words(k), seen), generator, share)
     for b in range(4):
         there = sorted(
             (float(w) for w, s in zip(weights[b], seen[b], strict=True) if s), reverse=True
@@ -43,19 +44,41 @@ def test_mass_cells_are_the_fewest_that_hold_the_share(k, share, seed):
         assert held == pytest.approx(mass)
 
 
-def test_top_cells_are_the_largest_and_the_first_of_equals():
+def test_top_cells_are_the_largest(generator):
     seen = torch.tensor([[True] * 4, [False, True, True, True]])
-    weights = torch.tensor([[0.2, 0.4, 0.2, 0.2], [0.9, 0.1, 0.0, 0.3]])
+    weights = torch.tensor([[0.2, 0.4, 0.1, 0.3], [0.9, 0.1, 0.0, 0.3]])
     made = AttentionMap.from_cells(weights, words(4), seen)
-    assert top_cells(made, 2).tolist() == [[True, True, False, False], [False, True, False, True]]
+    chosen = top_cells(made, generator, 2)
+    assert chosen.tolist() == [[False, True, False, True], [False, True, False, True]]
     # fewer where fewer have any weight, or there are no more
-    assert top_cells(made, 9).sum(dim=-1).tolist() == [4, 2]
+    assert top_cells(made, generator, 9).sum(dim=-1).tolist() == [4, 2]
 
 
-def test_signed_cells_are_those_that_speak_for_the_answer():
+@pytest.mark.parametrize("choose", [mass_cells, partial(top_cells, count=3)])
+def test_equals_are_taken_at_random_and_the_larger_always(choose, generator):
+    weights = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0, 1.0]).expand(4000, 6)
+    made = AttentionMap.from_cells(weights, words(6))
+    chosen = choose(made, generator).double()  # the two large ones hold a half
+    left = 0.0 if choose is mass_cells else 0.25
+    expected = torch.tensor([left, 1.0, left, 1.0, left, left], dtype=torch.double)
+    torch.testing.assert_close(chosen.mean(dim=0), expected, atol=0.04, rtol=0)
+    flat = choose(uniform(made), generator).double().mean(dim=0)
+    torch.testing.assert_close(flat, torch.full_like(flat, 0.5), atol=0.04, rtol=0)
+
+
+def test_the_same_generator_chooses_the_same_equals():
+    flat = uniform(AttentionMap.from_cells(torch.ones(8, 12), words(12)))
+    for choose in (mass_cells, partial(top_cells, count=3)):
+        one, again, other = (
+            choose(flat, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4)
+        )
+        assert torch.equal(one, again) and not torch.equal(one, other)
+
+
+def test_signed_cells_are_those_that_speak_for_the_answer(generator):
     values = torch.tensor([-5.0, 1.0, 2.0]).reshape(1, 1, 1, 1, 3)
     signed = AttentionMap(values, words(3), kind=Kind.SIGNED)
-    assert top_cells(signed, 3).tolist() == [[False, True, True]]
+    assert top_cells(signed, generator, 3).tolist() == [[False, True, True]]
 
 
 def test_random_cells_are_as_many_and_visible(generator):
@@ -182,6 +205,19 @@ def test_a_soft_truthful_map_beats_its_shuffled_copy(planted, generator):
         assert ours.truth is None
         with pytest.raises(ValueError, match="no truth"):
             ours.beyond_truth  # noqa: B018
+
+
+@pytest.mark.parametrize("choose", [mass_cells, partial(top_cells, count=8)])
+def test_a_flat_map_does_as_well_as_random_cells(choose, generator):
+    """One cell decides. Cut in reading order, a flat map would always hold it, or never."""
+    for cell in (0, 15):
+        weights = torch.zeros(16, 2)
+        weights[cell, 0] = 4.0
+        flat = uniform(AttentionMap.from_cells(torch.ones(2000, 16), grid(4, 4)))
+        found = contrast(linear(weights, torch.ones(2000, 16)), flat, None, generator, choose)
+        half = (1 / (1 + math.exp(-4)) - 0.5) / 2  # of what it does to remove the cell
+        assert float(found.attended.deletion.mean()) == pytest.approx(half, abs=0.02)
+        assert float(found.beyond_random.mean()) == pytest.approx(0, abs=0.02)
 
 
 def test_samples_without_a_truth_are_not_counted(planted, generator):
