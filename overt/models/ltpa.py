@@ -26,8 +26,9 @@ SMALL = 0.01  # deviation of u at the start: sqrt(2), as in the paper's code, is
 class Levels:
     """An image as the cells of several layers, the lowest first, and the query g of the whole.
 
-    `query` is None for a network that asks nothing. Put another image's query in its place with
-    `dataclasses.replace` to see what the query does (appendix A.5).
+    `query` is None for a network that asks nothing, and while one trains to which it makes no
+    difference. Put another image's query in its place with `dataclasses.replace` to see what the
+    query does (appendix A.5).
     """
 
     cells: tuple[Cells, ...]
@@ -41,10 +42,12 @@ class Levels:
 class Compatibility(Protocol):
     """A score for each cell, from its features and the query; in 32 bits at least.
 
-    `asks` says whether a query is wanted at all.
+    `asks` says whether a query is wanted at all, `heeds` whether it can change the softmax of the
+    scores. One that asks and does not heed also answers without a query.
     """
 
     asks: bool
+    heeds: bool
 
     def __call__(
         self, cells: Float[Tensor, "b k d"], query: Float[Tensor, "b d"] | None
@@ -55,6 +58,7 @@ class Uniform(nn.Module):
     """Every cell fits alike: average pooling, the control that tells attention from resolution."""
 
     asks = False
+    heeds = False
 
     def forward(
         self, cells: Float[Tensor, "b k d"], query: Float[Tensor, "b d"] | None
@@ -67,6 +71,7 @@ class Dot(nn.Module):
     """`scale <l, g>` (eq. 3; the paper has no scale)."""
 
     asks = True
+    heeds = True
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -89,9 +94,11 @@ class Parametrised(nn.Module):
     depend on g, and g learns nothing through it. The paper reports this as an observation (A.5);
     it is an identity. It holds to rounding because `<u, l>` and `<u, g>` are computed apart, in 32
     bits; the sum l + g in 16 bits would break it. A sigmoid in the place of the softmax keeps g.
+    Without a query the scores are those of a query of zeros.
     """
 
     asks = True
+    heeds = False
 
     def __init__(self, width: int, deviation: float = SMALL) -> None:
         super().__init__()
@@ -102,12 +109,11 @@ class Parametrised(nn.Module):
         self, cells: Float[Tensor, "b k d"], query: Float[Tensor, "b d"] | None
     ) -> Float[Tensor, "b k"]:
         """How much of what u looks for is in each cell, and in the query."""
-        assert query is not None
         with torch.autocast(cells.device.type, enabled=False):
             kind = _precise(cells.dtype)
             weight = self.weight.to(kind)
-            whole = query.to(kind) @ weight + self.bias
-            return cells.to(kind) @ weight + whole[:, None]
+            scores = cells.to(kind) @ weight + self.bias
+            return scores if query is None else scores + (query.to(kind) @ weight)[:, None]
 
 
 class Additive(nn.Module):
@@ -117,6 +123,7 @@ class Additive(nn.Module):
     """
 
     asks = True
+    heeds = True
 
     def __init__(
         self,
@@ -308,6 +315,10 @@ class AttentionClassifier(nn.Module):
     `widths` are the features of a cell at each level. Where they are not those of the query, the
     query is brought to them by one projection a width, which levels of that width share (section
     4). Each weighted sum passes batch norm, ReLU and dropout, as in the paper's code.
+
+    A query that cannot change the maps (`parametrised`) is left out while training: maps, classes
+    and what is learned are the same without it. Its parameters stay as they began, since a gradient
+    of zero would only let them decay. In evaluation it is there, to be looked at and swapped.
     """
 
     def __init__(
@@ -322,6 +333,7 @@ class AttentionClassifier(nn.Module):
         super().__init__()
         self.scores = nn.ModuleList(score(width) for width in widths)
         self.asks = any(one.asks for one in self.scores)
+        self.heeds = any(one.heeds for one in self.scores)
         others = sorted({width for width in widths if width != query}) if self.asks else []
         self.project = nn.ModuleDict(
             {
@@ -331,6 +343,11 @@ class AttentionClassifier(nn.Module):
         )
         self.prepare = nn.ModuleList(nn.Sequential(*prepared(w, dropout)) for w in widths)
         self.decision = decision(classes, widths)
+
+    @property
+    def wants_query(self) -> bool:
+        """Whether a query is to be computed: always if it can change a map, else to be shown."""
+        return self.heeds or (self.asks and not self.training)
 
     def forward(self, features: Levels, mask: Mapping[str, Tensor] | None = None) -> Output:
         """Classes, and one map a level."""
@@ -345,7 +362,7 @@ class AttentionClassifier(nn.Module):
         summaries, maps = [], []
         for number, cells in enumerate(masked(features.cells, mask)):
             width = cells.shape[-1]
-            query = features.query if self.asks else None
+            query = features.query if self.wants_query else None
             if query is not None and str(width) in self.project:
                 if width not in queries:
                     queries[width] = self.project[str(width)](query)

@@ -197,7 +197,7 @@ class ResNetAttention(nn.Module):
         """The cells of every level, and the query."""
         found = self.trunk(pixels(images_of(batch), self.trunk.stem.weight.dtype))
         query = None
-        if self.query is not None:
+        if self.query is not None and self.classify.wants_query:
             query = self.query(found[-1])
             query = query if batch.image_of is None else query[batch.image_of]
         return Levels(tuple(cells_of(x, batch) for x in found[-self.levels :]), query)

@@ -298,7 +298,7 @@ class VGGAttention(nn.Module):
         first = next(self.parameters())
         found = self.trunk(pixels(images_of(batch), first.dtype))
         query = None
-        if self.query is not None:
+        if self.query is not None and self.classify.wants_query:
             query = self.query(found[-1])
             query = query if batch.image_of is None else query[batch.image_of]
         return Levels(tuple(cells_of(x, batch) for x in found[-self.levels :]), query)
@@ -356,10 +356,13 @@ def vgg_attention(
 
 @dataclass(frozen=True, eq=False)
 class Progressed:
-    """The cells behind the gate of a progressive network, their query, and the gate itself."""
+    """The cells behind the gate of a progressive network, their query, and the gate itself.
+
+    There is no query while the network trains: behind the gate it makes no difference.
+    """
 
     cells: Cells
-    query: Float[Tensor, "b d"]
+    query: Float[Tensor, "b d"] | None
     gate: AttentionMap
 
 
@@ -390,9 +393,10 @@ class VGGProgressive(nn.Module):
         middle = self.trunk(pixels(images_of(batch), first.dtype), last=4)[-1]
         open_by = self.opened(middle, self.early(middle))
         last = self.trunk(middle * open_by.to(middle.dtype), first=4)[-1]
-        query = self.query(last)
+        query = self.query(last) if self.classify.wants_query else None
         if batch.image_of is not None:
-            query, open_by = query[batch.image_of], open_by[batch.image_of]
+            query = None if query is None else query[batch.image_of]
+            open_by = open_by[batch.image_of]
         height, width = open_by.shape[-2:]
         layout = grid(height, width, geometry=batch.sample_geometry)
         gate = AttentionMap.from_cells(open_by.flatten(1), layout)
@@ -417,7 +421,7 @@ class VGGProgressive(nn.Module):
         """
         if mask is not None and "image" in mask:
             shapes = [shape_of(features.gate.keys), shape_of(features.cells.layout)]
-            mask = {"image": carry(mask["image"].to(features.query.dtype), shapes)[-1]}
+            mask = {"image": carry(mask["image"].to(features.gate.values), shapes)[-1]}
         output = self.classify(Levels((features.cells,), features.query), mask)
         return Output(output.prediction, (features.gate, *output.attention))
 

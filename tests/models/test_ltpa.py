@@ -135,9 +135,15 @@ def test_parametrised_attention_does_not_depend_on_the_query() -> None:
     assert max(float((one - maps[0]).abs().max()) for one in maps) < 1e-6
 
 
+def test_no_query_is_a_query_of_zeros_to_the_parametrised_score() -> None:
+    score, cells = looking_for(*torch.randn(16).tolist()), torch.randn(4, 20, 16)
+    assert torch.equal(score(cells, None), score(cells, torch.zeros(4, 16)))
+
+
 @pytest.mark.parametrize("make", [dot, scaled_dot, additive])
 def test_other_attention_does_depend_on_the_query(make: Callable) -> None:
     score, cells = make(16), torch.randn(4, 20, 16)
+    assert score.heeds and not parametrised(16).heeds and not uniform(16).heeds
     if isinstance(score, Additive):
         score.weight.data.normal_()
     one, other = (attend(cells, torch.randn(4, 16), grid(4, 5), score)[1] for _ in range(2))

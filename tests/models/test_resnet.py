@@ -29,7 +29,9 @@ def built(make: Callable[[], nn.Module]) -> nn.Module:
 
 @each
 def test_it_keeps_the_contract(make: Callable[[], nn.Module]) -> None:
-    check_model(lambda: built(make), toy_batch(), tolerance=1e-4)
+    asks = getattr(built(make), "classify", None)
+    idle = () if asks is None or asks.heeds else ("query.", "classify.project.")
+    check_model(lambda: built(make), toy_batch(), unreached=idle, tolerance=1e-4)
 
 
 @each
@@ -74,6 +76,15 @@ def test_dropout_as_published() -> None:
     rates = {name: one.p for name, one in net.named_modules() if isinstance(one, nn.Dropout)}
     assert rates["query.convolve.2"] == 0.4
     assert {rate for name, rate in rates.items() if name.startswith("classify")} == {0.3}
+
+
+def test_a_query_that_makes_no_difference_is_left_out_while_training() -> None:
+    idle, counting = built(MAKERS["att2"]).train(), built(MAKERS["att3-dp"]).train()
+    assert idle.encode(toy_batch()).query is None
+    assert counting.encode(toy_batch()).query is not None
+    idle(toy_batch()).prediction.sum().backward()
+    assert all(value.grad is None for value in idle.query.parameters())
+    assert idle.eval().encode(toy_batch()).query is not None
 
 
 def test_a_bottleneck_adds_to_what_came_in() -> None:

@@ -18,6 +18,7 @@ from overt.geometry import PixelGeometry
 from overt.models.ltpa import (
     DECISIONS,
     SCORES,
+    AttentionClassifier,
     Dot,
     concat,
     dot,
@@ -89,7 +90,9 @@ def built(make: Callable[[], nn.Module]) -> nn.Module:
 
 @seeded
 def test_it_keeps_the_contract(make: Callable[[], nn.Module]) -> None:
-    check_model(lambda: built(make), toy_batch(), tolerance=1e-4)
+    asks = getattr(built(make), "classify", None)
+    idle = () if asks is None or asks.heeds else ("query.", "classify.project.")
+    check_model(lambda: built(make), toy_batch(), unreached=idle, tolerance=1e-4)
 
 
 @seeded
@@ -314,13 +317,66 @@ def test_another_images_query(score: Callable) -> None:
         assert apart > 1e-6
 
 
-def test_the_query_of_the_parametrised_form_learns_nothing() -> None:
-    net = attending(2).double().train()
+IDLE = {"att": lambda: attending(1), "att3": lambda: attending(3), "pan": MAKERS["pan"]}
+
+
+@pytest.mark.parametrize("make", IDLE.values(), ids=IDLE)
+def test_a_query_that_makes_no_difference_is_left_out_while_training(make: Callable) -> None:
+    """The same with it computed all the same: maps, classes, gradients, statistics of the rest."""
+
+    class Asking(AttentionClassifier):
+        wants_query = True
+
+    batch, found = sized(32, 32, 4), []
+    for kind in (AttentionClassifier, Asking):
+        net = built(make).double().train()
+        for one in net.modules():
+            if isinstance(one, nn.Dropout):
+                one.p = 0.0
+        net.classify.__class__ = kind
+        assert (net.encode(batch).query is None) is (kind is AttentionClassifier)
+        output = net(batch)
+        output.prediction.pow(2).sum().backward()
+        found.append((net, output))
+    (short, ours), (whole, theirs) = found
+    torch.testing.assert_close(ours.prediction, theirs.prediction)
+    for one, other in zip(ours.attention, theirs.attention, strict=True):
+        torch.testing.assert_close(one.weights, other.weights)
+    asked = ("query.", "classify.project.")
+    for (name, one), other in zip(short.named_parameters(), whole.parameters(), strict=True):
+        if name.startswith(asked):
+            assert one.grad is None and float(other.grad.abs().max()) < 1e-12
+        else:
+            torch.testing.assert_close(one.grad, other.grad)
+    for (name, one), other in zip(short.named_buffers(), whole.buffers(), strict=True):
+        if not name.startswith(asked):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("make", IDLE.values(), ids=IDLE)
+def test_a_query_left_out_of_training_stays_as_it_began(make: Callable) -> None:
+    net = built(make)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(sized(32, 32, 4)).prediction.pow(2).sum().backward()
+        optimizer.step()
+    after = net.state_dict()
+    assert after.keys() == before.keys() and any(name.startswith("query.") for name in after)
+    for name in after:
+        asked = name.startswith(("query.", "classify.project."))
+        assert torch.equal(after[name], before[name]) is asked, name
+    assert net.eval().encode(sized(32, 32)).query is not None
+
+
+@pytest.mark.parametrize("score", [scaled_dot, models.additive])
+def test_a_query_that_counts_is_there_while_training(score: Callable) -> None:
+    net = attending(3, score).train()
     net(sized(32, 32, 4)).prediction.pow(2).sum().backward()
-    assert net.query is not None
-    silent = max(float(value.grad.abs().max()) for value in net.query.parameters())
-    loud = max(float(value.grad.abs().max()) for value in net.trunk.parameters())
-    assert silent < 1e-12 < 1e-6 < loud
+    asked = [*net.query.parameters(), *net.classify.project.parameters()]
+    assert all(value.grad is not None for value in asked)
+    assert max(float(value.grad.abs().max()) for value in asked) > 0
 
 
 def test_a_mask_over_any_level_removes_the_place_at_every_level() -> None:
