@@ -1,0 +1,318 @@
+"""Hard selection: which cells to keep, and the kept cells side by side.
+
+Malinowski, Doersch, Santoro and Battaglia, "Learning Visual Question Answering by Bootstrapping
+Hard Attention", ECCV 2018, https://arxiv.org/abs/1808.00300, section 3.1.
+
+A rule is a function of scores, with `functools.partial` for its numbers:
+`partial(keep_top, count=16)` is HAN, `keep_above_uniform` is AdaHAN. No rule has parameters to
+learn. Cells that are not there score -inf and are never kept.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from overt.errors import BadInput
+
+Rule = Callable[[Float[Tensor, "b k"]], Bool[Tensor, "b k"]]
+Schedule = Callable[[float], float]
+Weigh = Callable[[Float[Tensor, "b k"], Bool[Tensor, "b k"], float], Float[Tensor, "b k"]]
+
+
+def presence(cells: Float[Tensor, "b k d"]) -> Float[Tensor, "b k"]:
+    """How relevant each cell is: the L2 norm of its features (eq. 5), in float32 at least."""
+    precise = torch.promote_types(cells.dtype, torch.float32)
+    return torch.linalg.vector_norm(cells, dim=-1, dtype=precise)
+
+
+# --- rules
+
+
+def keep_all(scores: Float[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
+    """Every cell that is there: no attention."""
+    return scores.isfinite()
+
+
+def keep_top(scores: Float[Tensor, "b k"], count: int) -> Bool[Tensor, "b k"]:
+    """The `count` largest cells of every sample, the first of equals (HAN)."""
+    if count < 1:
+        raise ValueError(f"at least one cell must be kept, not {count}")
+    return _best(scores, torch.full_like(scores[:, :1], count))
+
+
+def keep_share(scores: Float[Tensor, "b k"], share: float) -> Bool[Tensor, "b k"]:
+    """The largest `share` of the cells each sample has, to the nearest whole number, at least one.
+
+    The paper's k as a fraction: its tables disagree on what k is in percent, so that a count says
+    more.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"the share of cells to keep is above 0 and at most 1, not {share}")
+    present = scores.isfinite().sum(dim=-1, keepdim=True)
+    return _best(scores, (share * present + 0.5).floor().clamp_min(1))
+
+
+def keep_above_uniform(
+    scores: Float[Tensor, "b k"], temperature: float = 1.0
+) -> Bool[Tensor, "b k"]:
+    """The cells whose softmax beats 1/k over k cells, and at least one (AdaHAN, eq. 6).
+
+    Written as score > log-mean-exp, in float32 at least: a softmax in sixteen bits picks other
+    cells. Where all cells tie, the paper keeps none; we keep the first, so that there is something
+    to answer from. The paper has no `temperature`; large norms leave one cell when it is 1.
+    """
+    if temperature <= 0:
+        raise ValueError(f"a temperature is above 0, not {temperature}")
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
+    there = scores.isfinite()
+    many = there.sum(dim=-1, keepdim=True).to(scores.dtype).log()
+    total = scores.masked_fill(~there, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    # equal cells are not above their own mean, whichever way it was rounded
+    level = total - many + 4 * torch.finfo(scores.dtype).eps * (total.abs() + many)
+    return (there & (scores > level)) | keep_top(scores, count=1)
+
+
+def keep_random(
+    scores: Float[Tensor, "b k"], count: int, seed: int | None = None
+) -> Bool[Tensor, "b k"]:
+    """`count` cells whatever their scores: the control of every choice.
+
+    Without a `seed` they are drawn anew for each sample from torch's own stream, for training;
+    with one they are the same cells for every sample, so that an evaluation can be repeated.
+    """
+    if seed is None:
+        drawn = torch.rand_like(scores)
+    else:
+        stream = torch.Generator().manual_seed(seed)
+        drawn = torch.rand(scores.shape[1], generator=stream).to(scores).expand_as(scores)
+    return keep_top(drawn.masked_fill(~scores.isfinite(), -torch.inf), count)
+
+
+def keep_gumbel(
+    scores: Float[Tensor, "b k"], count: int, temperature: float = 1.0
+) -> Bool[Tensor, "b k"]:
+    """`count` cells drawn one after another by the softmax of the scores, without putting back.
+
+    The largest of scores plus Gumbel noise are such a draw (Kool, van Hoof and Welling 2019,
+    https://arxiv.org/abs/1903.06059). Drawn from torch's own stream: a rule for training.
+    """
+    if temperature <= 0:
+        raise ValueError(f"a temperature is above 0, not {temperature}")
+    noise = -torch.empty_like(scores).exponential_().log()
+    return keep_top(scores / temperature + noise, count)
+
+
+def _best(scores: Float[Tensor, "b k"], count: Float[Tensor, "b 1"]) -> Bool[Tensor, "b k"]:
+    """The `count` largest of every sample; topk would break ties anyhow, a stable sort does not."""
+    there = scores.isfinite()
+    order = scores.masked_fill(~there, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(scores.shape[1], device=scores.device)
+    ranks = torch.empty_like(order).scatter_(-1, order, places.expand_as(order))
+    return (ranks < count) & there
+
+
+# --- how cells count while a model is trained
+
+
+def straight_through(
+    scores: Float[Tensor, "b k"], kept: Bool[Tensor, "b k"], progress: float
+) -> Float[Tensor, "b k"]:
+    """1 and 0 in the forward pass, the softmax of the scores in the backward pass.
+
+    Bengio, Leonard and Courville 2013, https://arxiv.org/abs/1308.3432. Every cell stays in the
+    graph, so that nothing is saved; the paper found it unstable.
+    """
+    soft = scores.softmax(dim=-1)
+    return kept.to(soft.dtype) + (soft - soft.detach())
+
+
+def climb(progress: float, start: float = 0.0, end: float = 0.5) -> float:
+    """A hardness that is 0 up to the share `start` of training, climbs evenly, and is 1 from `end`.
+
+    `partial(climb, start=0.3, end=0.3)` switches at once.
+    """
+    if not 0 <= start <= end:
+        raise ValueError(f"a climb from {start} to {end} does not go forward")
+    if progress >= end:
+        return 1.0
+    return 0.0 if progress <= start else (progress - start) / (end - start)
+
+
+def softened(
+    scores: Float[Tensor, "b k"],
+    kept: Bool[Tensor, "b k"],
+    progress: float,
+    hardness: Schedule = climb,
+) -> Float[Tensor, "b k"]:
+    """From soft to hard: `h * kept + (1 - h) * n * softmax`, with h the hardness at `progress`.
+
+    n is the number of cells kept, so that the weights add up to n at any hardness. Beyond the
+    paper, which is hard from the first step.
+    """
+    hard = kept.to(scores.dtype)
+    h = hardness(progress)
+    return h * hard + (1 - h) * hard.sum(dim=-1, keepdim=True) * scores.softmax(dim=-1)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How cells are chosen: by `rule`, and in training perhaps otherwise.
+
+    `training` is the rule of the training steps, where it is another: a draw. `weigh` says how much
+    every cell counts in training; without it kept cells count one, and the rest is cut away before
+    anything is done with it.
+    """
+
+    rule: Rule = keep_above_uniform
+    training: Rule | None = None
+    weigh: Weigh | None = None
+
+    def config(self) -> dict[str, Any]:
+        """Plain values from which `selection_from` makes the same selection."""
+        training = None if self.training is None else rule_config(self.training)
+        weigh = None if self.weigh is None else _named(self.weigh, WEIGHS, "weigh")
+        return {"rule": rule_config(self.rule), "training": training, "weigh": weigh}
+
+
+def randomly(count: int, seed: int = 0) -> Selection:
+    """The selection that does not look: new cells at each step, the cells of `seed` afterwards."""
+    fixed = partial(keep_random, count=count, seed=seed)
+    return Selection(fixed, training=partial(keep_random, count=count))
+
+
+def drawn(count: int, temperature: float = 1.0, weigh: Weigh | None = None) -> Selection:
+    """Gumbel top-k: cells are drawn by their scores in training, and the best kept afterwards."""
+    noisy = partial(keep_gumbel, count=count, temperature=temperature)
+    return Selection(partial(keep_top, count=count), training=noisy, weigh=weigh)
+
+
+# --- the kept cells
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The cells that were kept, side by side: `values[b, m, d]`, m as many as the fullest sample's.
+
+    `present` says which of the m places hold a cell, None that all do, and then `counts` is None
+    too: the number of cells of each sample. `weights` is how much each place counts where that is
+    not simply one; its gradient is wanted also where it is 0, so that no such place is left out.
+    """
+
+    values: Float[Tensor, "b m d"]
+    present: Bool[Tensor, "b m"] | None = None
+    counts: tuple[int, ...] | None = None
+    weights: Float[Tensor, "b m"] | None = None
+
+    @property
+    def amounts(self) -> Float[Tensor, "b m"] | None:
+        """How much each place counts; None where all count one."""
+        if self.weights is not None or self.present is None:
+            return self.weights
+        return self.present.to(self.values.dtype)
+
+
+def gather(
+    cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"], count: int | None = None
+) -> Kept:
+    """The kept cells of each sample in the order in which they stand, and nothing of the others.
+
+    `count` is the number kept in every sample, where that is known: then nothing is asked of the
+    device. Samples with fewer cells than the fullest are filled up with cells that do not count.
+    """
+    b, k, _ = cells.shape
+    counts = None if count is not None else tuple(kept.sum(dim=-1).tolist())
+    most = count if counts is None else max((*counts, 1))
+    assert most is not None
+    if counts is not None and min(counts, default=most) == most:
+        counts = None
+    if most == k and counts is None:
+        return Kept(cells)
+    order = kept.logical_not().byte().argsort(dim=-1, stable=True)[:, :most]
+    rows = order + k * torch.arange(b, device=order.device)[:, None]
+    # by rows of one table: several times quicker than torch.gather, which goes number by number
+    values = cells.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (b, most))
+    present = None if counts is None else kept.gather(-1, order)
+    return Kept(values, present, counts)
+
+
+def number_kept(rule: Rule, cells: int) -> int | None:
+    """How many of `cells` cells, all there, the rule keeps in any sample; None if it depends."""
+    match rule:
+        case partial(func=f, keywords={"count": count}) if f in (
+            keep_top,
+            keep_random,
+            keep_gumbel,
+        ):
+            return min(int(count), cells)
+        case partial(func=f, keywords={"share": share}) if f is keep_share:
+            return max(1, math.floor(share * cells + 0.5))
+        case _:
+            return cells if rule is keep_all else None
+
+
+# --- selections on disk
+
+RULES: dict[str, Callable[..., Any]] = {
+    "all": keep_all,
+    "top": keep_top,
+    "share": keep_share,
+    "above_uniform": keep_above_uniform,
+    "random": keep_random,
+    "gumbel": keep_gumbel,
+}
+WEIGHS: dict[str, Callable[..., Any]] = {
+    "straight_through": straight_through,
+    "softened": softened,
+}
+SCHEDULES: dict[str, Callable[..., Any]] = {"climb": climb}
+
+
+def rule_config(rule: Rule) -> dict[str, Any]:
+    """Plain values from which `rule_from` makes the same rule."""
+    return _named(rule, RULES, "keep")
+
+
+def rule_from(config: Mapping[str, Any]) -> Rule:
+    """The rule that a saved model was made with."""
+    return _called(config, RULES, "keep")
+
+
+def selection_from(config: Mapping[str, Any]) -> Selection:
+    """The selection that a saved model was made with."""
+    training, weigh = config.get("training"), config.get("weigh")
+    return Selection(
+        rule_from(config["rule"]),
+        None if training is None else rule_from(training),
+        None if weigh is None else _called(weigh, WEIGHS, "weigh"),
+    )
+
+
+def _named(made: Callable[..., Any], names: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """A function with its numbers as plain values."""
+    function = made.func if isinstance(made, partial) else made
+    given = dict(made.keywords) if isinstance(made, partial) else {}
+    if "hardness" in given:
+        given["hardness"] = _named(given["hardness"], SCHEDULES, "schedule")
+    for name, known in names.items():
+        if known is function and not getattr(made, "args", ()):
+            return {what: name, **given}
+    raise BadInput(
+        f"a model that selects by {made!r} cannot be saved: {what} is one of {', '.join(names)}, "
+        "with its numbers by name"
+    )
+
+
+def _called(config: Mapping[str, Any], names: Mapping[str, Any], what: str) -> Any:
+    """The function that `_named` wrote down."""
+    given = {name: value for name, value in config.items() if name != what}
+    if config.get(what) not in names:
+        raise BadInput(f"{what} {config.get(what)!r} is not one of {', '.join(names)}")
+    if "hardness" in given:
+        given["hardness"] = _called(given["hardness"], SCHEDULES, "schedule")
+    return partial(names[config[what]], **given) if given else names[config[what]]
