@@ -98,7 +98,7 @@ def check(root: Path, name: str) -> list[str]:
     """
     chosen = find(name)
     missing = list(_missing(root, chosen))
-    if missing or name == "scenes":
+    if missing or name in MADE:
         return missing
     if name == "easyvqa":
         return _check_easyvqa(root)
@@ -120,6 +120,8 @@ def prepare(root: Path, name: str, on_progress: Progress | None = None) -> str:
     chosen = find(name)
     if name == "scenes":
         return _make_scenes(on_progress)
+    if name in MADE:
+        return f"{name} is made when it is wanted; there is nothing to prepare."
     if not check(root, name):
         where = easyvqa_folder(root) if name == "easyvqa" else root
         return f"{name} is ready in {where}."
@@ -336,7 +338,8 @@ STL10_MD5 = {
 }
 SCENES = {"train": 4000, "val": 100, "test": 504}  # as many as the demo asks for, to the scene
 SCENES_SEED = 1
-PROGRAMS = ("scenes", "easyvqa")  # nothing of theirs lies below the root
+MADE = ("scenes", "sortclevr")  # by a program of ours
+PROGRAMS = (*MADE, "easyvqa")  # nothing of theirs lies below the root
 
 SETS: tuple[DataSet, ...] = (
     DataSet(
@@ -346,6 +349,14 @@ SETS: tuple[DataSet, ...] = (
         licence="that of overt",
         how="Nothing to get: scenes are made when they are wanted; `overt data prepare scenes` "
         "makes them now.",
+    ),
+    DataSet(
+        name="sortclevr",
+        what="196,000 questions about 9,800 drawn pictures of six coloured shapes, and any number "
+        "more",
+        page="https://arxiv.org/abs/1706.01427",
+        licence="that of overt",
+        how="Nothing to get: pictures are drawn when they are wanted, and nothing is kept.",
     ),
     DataSet(
         name="cifar10",

@@ -192,6 +192,12 @@ def test_scenes_are_made_and_kept(tmp_path, monkeypatch):
     assert not heard
 
 
+def test_what_is_drawn_on_demand_needs_nothing(tmp_path):
+    assert "sortclevr" in sets.present(tmp_path) and sets.check(tmp_path, "sortclevr") == []
+    assert "nothing to prepare" in sets.prepare(tmp_path, "sortclevr")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_demo_finds_the_scenes_that_were_made():
     data = demo.recipe_of(demo.ROWS[0]).data
     assert {"train": data.train, "val": data.val, "test": data.test} == sets.SCENES
