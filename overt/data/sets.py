@@ -554,6 +554,7 @@ SETS: tuple[DataSet, ...] = (
         "below daquar/.",
         files=_files("daquar", "data.csv", "train_images_list.txt", "test_images_list.txt"),
         photos=(Photos("daquar/images", 1_449),),
+        opens=_opens("daquar", "Daquar", "train+val", "test"),
     ),
     DataSet(
         name="flickr8k",
