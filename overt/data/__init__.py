@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from overt.data.images import open_image
     from overt.data.photos import PhotoSet
     from overt.data.pictures import Pictures
-    from overt.data.resident import Resident, crop_and_flip, vary
+    from overt.data.resident import Resident, crop_and_flip, shift, vary
     from overt.data.rooms import scene67
     from overt.data.scenes.store import Scenes
     from overt.data.sets import root_of
@@ -57,6 +57,7 @@ __all__ = [
     "open_image",
     "root_of",
     "scene67",
+    "shift",
     "vary",
 ]
 
@@ -72,7 +73,7 @@ _HOMES = {
     "images": ("open_image",),
     "photos": ("PhotoSet",),
     "pictures": ("Pictures",),
-    "resident": ("Resident", "crop_and_flip", "vary"),
+    "resident": ("Resident", "crop_and_flip", "shift", "vary"),
     "rooms": ("scene67",),
     "scenes.store": ("Scenes",),
     "sets": ("root_of",),

@@ -66,9 +66,26 @@ def vary(batch: Batch, generator: torch.Generator, margin: int = 4) -> Batch:
 
     Attention targets and pictures made from the geometry stay on the right pixels.
     """
+    return _changed(batch, draw(_images(batch), generator, margin))
+
+
+def shift(batch: Batch, generator: torch.Generator, margin: int = 4) -> Batch:
+    """A batch whose images are shifted and never mirrored: a mirrored digit is no digit.
+
+    The shifts are those that `vary` makes of the same generator.
+    """
+    moves = draw(_images(batch), generator, margin)
+    return _changed(batch, replace(moves, flip=torch.zeros_like(moves.flip)))
+
+
+def _images(batch: Batch) -> int:
     if batch.images is None or batch.geometry is None:
         raise BadInput("Only a batch with images and their geometry can be varied.")
-    moves = draw(len(batch.images), generator, margin)
+    return len(batch.images)
+
+
+def _changed(batch: Batch, moves: Moves) -> Batch:
+    assert batch.images is not None and batch.geometry is not None
     geometry = _moved(batch.geometry, moves)
     return replace(batch, images=move(batch.images, moves), geometry=geometry)
 

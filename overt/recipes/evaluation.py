@@ -1,8 +1,8 @@
 """Judge a trained model on a data set: answers, attention, and what is left when it is removed."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,13 @@ class Judge:
 
     def batches(self, device: torch.device) -> Iterator[Batch]:
         """All items in order, a portion at a time."""
-        for start in range(0, len(self.data), self.portion):
-            stop = min(start + self.portion, len(self.data))
-            yield self.data.batch(range(start, stop)).to(device)
+        yield from self.first(len(self.data), device)
+
+    def first(self, count: int, device: torch.device) -> Iterator[Batch]:
+        """The first `count` items, or as many as there are, a portion at a time."""
+        most = min(count, len(self.data))
+        for start in range(0, most, self.portion):
+            yield self.data.batch(range(start, min(start + self.portion, most))).to(device)
 
     def evaluate(self, model: Model, device: torch.device) -> Evaluation:
         """Every measure that the model and the data allow: one number a sample, and the means."""
@@ -155,13 +159,13 @@ class _Found:
         groups = np.array(self.texts["group"])
         split, held_out = str(self.judge.data.split), self.judge.held_out
         ours = {
-            name: _value(declared, arrays[name], split) for name, declared in self.measures.items()
+            name: valued(declared, arrays[name], split) for name, declared in self.measures.items()
         }
         if held_out is not None:
             for name in ("accuracy", "pointing", "mass_inside"):
                 if name in ours:
                     unseen = arrays[name][groups == held_out]
-                    ours[f"{name}_held_out"] = _value(self.measures[name], unseen, split)
+                    ours[f"{name}_held_out"] = valued(self.measures[name], unseen, split)
         names = {name: np.array(values) for name, values in self.texts.items()}
         return Evaluation(
             ours=ours,
@@ -198,8 +202,12 @@ def _main_map(batch: Batch, output: Output) -> AttentionMap | None:
     return None
 
 
-def _value(declared: Measure, values: np.ndarray, split: str) -> Value:
-    around = measure.bootstrap(torch.from_numpy(values))
+# --- numbers that a recipe adds to those of the judge
+
+
+def valued(declared: Measure, values: np.ndarray | Tensor, split: str) -> Value:
+    """The mean of one number an item with its interval, and what the measure says of it."""
+    around = measure.bootstrap(torch.as_tensor(values))
     return Value(
         value=around.mean,
         unit=declared.unit,
@@ -209,6 +217,67 @@ def _value(declared: Measure, values: np.ndarray, split: str) -> Value:
         low=around.low,
         high=around.high,
     )
+
+
+Noted = dict[str, tuple[Measure, Tensor]]  # one number an item, and what it means
+
+
+def noted(portions: Iterable[Noted]) -> Noted:
+    """What was noted of one portion after the other, as one."""
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    meanings: dict[str, Measure] = {}
+    for portion in portions:
+        for name, (declared, values) in portion.items():
+            meanings[name] = declared
+            parts[name].append(values.detach().float().cpu())
+    return {name: (meanings[name], torch.cat(found)) for name, found in parts.items()}
+
+
+def also(found: Evaluation, more: Noted, split: str) -> Evaluation:
+    """An evaluation with more numbers, one for each of the first items of the test.
+
+    In the samples an item that was not asked has NaN. What is defined for no item is left out.
+    """
+    ours, samples = dict(found.ours), dict(found.samples)
+    for name, (declared, values) in more.items():
+        each = values.detach().float().cpu().numpy()
+        if np.isnan(each).all():
+            continue
+        ours[name] = valued(declared, each, split)
+        samples[name] = np.full(len(found.samples["id"]), np.nan, dtype=np.float32)
+        samples[name][: len(each)] = each
+    return replace(found, ours=ours, samples=samples)
+
+
+def calibrated(found: Evaluation, bins: int = 15, draws: int = 1000) -> Evaluation:
+    """An evaluation with the expected calibration error of its answers, `ece`.
+
+    It is that of `measure.reliability` with bins of equal width, from the confidence and the
+    accuracy of every sample; the interval is a bootstrap over samples. The error of few samples is
+    biased upwards, and so is that of samples drawn anew, so the interval may lie above the value.
+    """
+    sure = torch.from_numpy(found.samples["confidence"]).double()
+    right = torch.from_numpy(found.samples["accuracy"]).double()
+    known = ~right.isnan()
+    gaps = (sure - right)[known]
+    place = torch.bucketize(sure[known], torch.arange(1, bins, dtype=torch.float64) / bins)
+    count = len(gaps)
+    if not count:
+        return found
+
+    def error(rows: Tensor) -> float:
+        each = torch.bincount(place[rows], weights=gaps[rows], minlength=bins)
+        return float(each.abs().sum()) / count
+
+    generator = torch.Generator().manual_seed(CONTRAST_SEED)
+    again = [error(torch.randint(count, (count,), generator=generator)) for _ in range(draws)]
+    low, high = np.quantile(again, [0.025, 0.975]).tolist()
+    split = found.ours["accuracy"].split
+    ece = Value(error(torch.arange(count)), "share", "lower", split, count, low, high)
+    return replace(found, ours={**found.ours, "ece": ece})
+
+
+# --- what the gallery shows
 
 
 def _picture(batch: Batch, output: Output, row: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ SHORT = Train(
     save_every=2000,
 )
 SHARE = {"low": 0, "high": 1}
+COUNT = {"low": 0}
 
 
 class Files(StrEnum):
@@ -136,6 +137,29 @@ class Sgd:
 
 
 @dataclass(frozen=True)
+class Judging:
+    """What is measured of the trained network besides its error, each on so many items; 0 is none.
+
+    `items` are the first test pictures: calibration aside, everything here is asked of them. `fgsm`
+    and `pgd` are how many are attacked (figure 6), the second in 20 steps and so many `restarts`;
+    `views` how many crops of each are compared; `swap` puts in the queries of others (figure 10);
+    `segment` makes shapes of maps (figure 9). `transfer` is how many pictures of each other set a
+    linear SVM is taught from the network's features (Table 3), `none` for all, and `whiten` whitens
+    the features before. A quarter of `data.limit` caps them all, a sixteenth the items of PGD.
+    """
+
+    items: int = field(default=1000, metadata=COUNT)
+    fgsm: int = field(default=1000, metadata=COUNT)
+    pgd: int = field(default=250, metadata=COUNT)
+    restarts: int = field(default=1, metadata={"low": 1})
+    views: int = field(default=1, metadata=COUNT)
+    swap: bool = True
+    segment: bool = True
+    transfer: int | None = field(default=1000, metadata=COUNT)
+    whiten: bool = False
+
+
+@dataclass(frozen=True)
 class Published:
     """A row of Table 1: its name there, what decides which network it is, and its two errors."""
 
@@ -228,6 +252,7 @@ class LtpaRecipe:
     model: Model = Model()
     train: Train = SHORT
     sgd: Sgd = Sgd()
+    judge: Judging = Judging()
 
     def __post_init__(self) -> None:
         if isinstance(self.data, Pictures) and self.name != f"ltpa-{self.data.name}":
@@ -283,4 +308,5 @@ def ltpa_scenes() -> LtpaRecipe:
         Scenes(),
         Model(dropout=0.0),
         replace(SHORT, epochs=10, batch=64),
+        judge=Judging(transfer=0),
     )

@@ -1,6 +1,6 @@
 """From the plain values of Learn to Pay Attention to data, network and training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -15,12 +15,15 @@ from overt.data.source import Source as DataSet
 from overt.models.ltpa import DECISIONS, SCORES
 from overt.models.resnet import Depth
 from overt.models.vgg import Dropout, Sizes
+from overt.recipes import checks
 from overt.recipes.building import SPLITS, First, experiment
-from overt.recipes.evaluation import Judge
-from overt.recipes.experiment import Evaluation, Experiment, Value
-from overt.recipes.ltpa import Fall, Files, LtpaRecipe, Model, Net, Pictures, Scenes, Sgd
+from overt.recipes.evaluation import Judge, also, calibrated, valued
+from overt.recipes.experiment import Evaluation, Experiment, Source, Value
+from overt.recipes.ltpa import Fall, Files, Judging, LtpaRecipe, Model, Net, Pictures, Scenes, Sgd
+from overt.recipes.ltpa_judging import Asked, Masks, everything
+from overt.recipes.ltpa_probes import Probe, probes, right
 from overt.recipes.recipe import Context, Train
-from overt.train import ParameterSet, processes, warm_then_cosine
+from overt.train import ParameterSet, Reporter, processes, warm_then_cosine
 
 PORTION = 256  # images that are judged at a time
 CELL = 4  # pixels a side of a cell of the last level
@@ -60,7 +63,11 @@ def scenes(recipe: LtpaRecipe, data: Scenes, context: Context) -> Experiment:
         part(split, count)
         for split, count in zip(SPLITS, (data.train, data.val, data.test), strict=True)
     )
-    return trained(recipe, context, train, held, test, train.classes)
+
+    def masks(rows: Sequence[int]) -> Tensor:
+        return torch.stack([test.mask(row) for row in rows])
+
+    return trained(recipe, context, train, held, test, train.classes, masks)
 
 
 def trained(
@@ -70,8 +77,12 @@ def trained(
     held: DataSet | None,
     test: DataSet,
     classes: tuple[str, ...],
+    masks: Masks | None = None,
 ) -> Experiment:
-    """One stage of training on images that lie on the device, and a test of every level."""
+    """One stage of training on images that lie on the device, and a test of every level.
+
+    What the network is to be judged by is opened before it is trained.
+    """
     from overt.data import Resident, vary
 
     device = processes(context.device).device
@@ -93,7 +104,36 @@ def trained(
         vary=moved if recipe.data.vary else lambda batch: batch,
         learn=lambda net, plan: sgd(net, plan, recipe.sgd),
     )
-    return replace(built, evaluate=lambda reporter: evaluated(judge, model, device))
+    asked = capped(recipe.judge, recipe.data.limit)
+    others: tuple[Probe, ...] = ()
+    if asked.items and asked.transfer != 0:
+        own = recipe.data.name if isinstance(recipe.data, Pictures) else "scenes"
+        others = probes(checks.data_root(context.data_root), own, asked.transfer, device)
+
+    def evaluate(reporter: Reporter) -> Evaluation:
+        found = evaluated(judge, model, device)
+        if not asked.items:
+            return found
+        return judged_further(found, judge, model, device, asked, masks, others)
+
+    used = [Source(one.name, str(one.data.split), one.data.digest(), len(one)) for one in others]
+    return replace(built, evaluate=evaluate, sources=[*built.sources, *used])
+
+
+def capped(judging: Judging, limit: int | None) -> Judging:
+    """What is asked of a run on a few items: a quarter of them, and of fewer by PGD.
+
+    Attacks take many times the work of a test, and a run on few items is meant to be short.
+    """
+    if limit is None:
+        return judging
+    few, most = max(1, limit // 4), judging.transfer
+    return replace(
+        judging,
+        items=min(judging.items, few),
+        pgd=min(judging.pgd, limit // 16),
+        transfer=few if most is None else min(most, few),
+    )
 
 
 def network(model: Model, classes: int) -> nn.Module:
@@ -208,3 +248,25 @@ def evaluated(judge: Judge, model: nn.Module, device: torch.device) -> Evaluatio
         )
         samples[name] = each.numpy()
     return replace(found, ours=ours, samples={**found.samples, **samples})
+
+
+def judged_further(
+    found: Evaluation,
+    judge: Judge,
+    model: nn.Module,
+    device: torch.device,
+    judging: Judging,
+    masks: Masks | None,
+    others: Sequence[Probe],
+) -> Evaluation:
+    """An evaluation with all that the section `judge` of the recipe asks for."""
+    batches = tuple(judge.first(judging.items, device))
+    asked = Asked(model, Judged(model), batches, masks)
+    found = also(calibrated(found), everything(asked, judging), str(judge.data.split))
+    prepare = measure.whitening if judging.whiten else measure.as_they_are
+    declared = measure.transfer_accuracy.measure
+    moved = {
+        f"transfer_{one.name}": valued(declared, right(model, one, prepare), str(one.data.split))
+        for one in others
+    }
+    return replace(found, ours={**found.ours, **moved})

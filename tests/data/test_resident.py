@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from overt.data.batch import Batch
-from overt.data.resident import Moves, Resident, crop_and_flip, draw, move, vary
+from overt.data.resident import Moves, Resident, crop_and_flip, draw, move, shift, vary
 from overt.errors import BadInput
 from overt.geometry import PixelGeometry
 
@@ -118,3 +118,23 @@ def test_a_set_without_one_image_a_sample_is_refused():
     for source in (Text(), Nothing()):
         with pytest.raises(BadInput, match="toy"):
             Resident.of(source)
+
+
+def test_shifting_mirrors_nothing(generator):
+    images = torch.randint(0, 256, (32, 3, 8, 8), dtype=torch.uint8)
+    batch = Batch(tuple(map(str, range(32))), images, geometry=PixelGeometry.identity(32, (8, 8)))
+    shifted = shift(batch, torch.Generator().manual_seed(3))
+    moves = draw(32, torch.Generator().manual_seed(3))
+    assert moves.flip.any()
+    plain = Moves(moves.top, moves.left, torch.zeros(32, dtype=torch.bool), moves.margin)
+    assert torch.equal(shifted.images, slow_move(images, plain))
+    assert (shifted.geometry.scale > 0).all()
+    kept = ~moves.flip  # what is not mirrored is what `vary` makes of it
+    varied = vary(batch, torch.Generator().manual_seed(3))
+    assert torch.equal(shifted.images[kept], varied.images[kept])
+    assert torch.equal(shifted.geometry.offset[kept], varied.geometry.offset[kept])
+
+
+def test_shifting_needs_images(generator):
+    with pytest.raises(BadInput, match="images and their geometry"):
+        shift(Batch(("a",)), generator)

@@ -14,8 +14,18 @@ from overt import measure
 from overt.attention import AttentionMap, grid, words
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry, TextGeometry
+from overt.measure.measured import Measure
 from overt.models import Output
-from overt.recipes.evaluation import CONTRAST_SEED, SHOWN_A_GROUP, Judge
+from overt.recipes.evaluation import (
+    CONTRAST_SEED,
+    SHOWN_A_GROUP,
+    Judge,
+    also,
+    calibrated,
+    noted,
+    valued,
+)
+from overt.recipes.experiment import Evaluation, Value
 
 N, CELLS, CLASSES, GLIMPSES = 22, 6, 3, 2
 NAMES = ("no", "yes", "maybe")
@@ -309,3 +319,59 @@ def test_the_gallery_holds_the_first_of_every_group() -> None:
         assert (one.truth_cells is None) == (row in (3, 4))
         assert "accuracy" in one.scores or LABELS[row] < 0
         assert all(value == value for value in one.scores.values())
+
+
+# --- numbers that a recipe adds
+
+COUNTED = Measure("counted", "share", False, 0.0, 1.0)
+
+
+def judged(logits: Tensor, labels: Tensor) -> Evaluation:
+    """An evaluation of these answers."""
+    right = measure.accuracy(logits, labels)
+    sure = logits.softmax(dim=-1).amax(dim=-1)
+    samples = {
+        "id": np.array([str(row) for row in range(len(labels))]),
+        "accuracy": right.numpy(),
+        "confidence": sure.float().numpy(),
+    }
+    ours = {"accuracy": Value(float(right.nanmean()), "share", "higher", "test", len(labels))}
+    return Evaluation(ours, samples)
+
+
+def test_numbers_of_the_first_items_stand_beside_all() -> None:
+    found = judged(draw(5, 3, seed=0), torch.arange(5) % 3)
+    more = {
+        "some": (COUNTED, torch.tensor([1.0, 0.0, math.nan])),
+        "none": (COUNTED, torch.full((5,), math.nan)),
+    }
+    new = also(found, more, "test")
+    assert new.samples["some"].tolist()[:2] == [1, 0] and np.isnan(new.samples["some"][2:]).all()
+    assert len(new.samples["some"]) == 5 and new.samples["some"].dtype == np.float32
+    assert new.ours["some"] == valued(COUNTED, torch.tensor([1.0, 0.0]), "test")
+    assert (new.ours["some"].value, new.ours["some"].n) == (0.5, 2)
+    assert (new.ours["some"].unit, new.ours["some"].direction) == ("share", "lower")
+    assert "none" not in new.ours and "none" not in new.samples
+    assert "some" not in found.ours and new.ours["accuracy"] == found.ours["accuracy"]
+
+
+def test_portions_are_noted_one_after_the_other() -> None:
+    parts = [{"a": (COUNTED, torch.tensor([1.0, 2.0]))}, {"a": (COUNTED, torch.tensor([3.0]))}]
+    ((name, (declared, values)),) = noted(parts).items()
+    assert (name, declared, values.tolist()) == ("a", COUNTED, [1, 2, 3])
+    assert noted([]) == {}
+
+
+def test_the_calibration_error_is_that_of_the_measure() -> None:
+    logits, labels = 3 * draw(400, 4, seed=1), torch.arange(400) % 4
+    labels[:7] = -1
+    ece = calibrated(judged(logits, labels)).ours["ece"]
+    assert ece.value == pytest.approx(measure.reliability(logits, labels).ece, abs=1e-6)
+    assert (ece.n, ece.direction, ece.split) == (393, "lower", "test")
+    assert ece.low is not None and ece.high is not None and 0 < ece.low < ece.high < 1
+    assert calibrated(judged(logits, labels)).ours["ece"] == ece
+
+
+def test_nothing_is_calibrated_without_labels() -> None:
+    found = judged(draw(3, 2, seed=2), torch.full((3,), -1))
+    assert calibrated(found) is found

@@ -1,6 +1,7 @@
 """What the settings of Learn to Pay Attention become, and how its networks are judged."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,21 @@ from overt import files, models
 from overt.attention import Kind
 from overt.data.resident import Resident
 from overt.recipes import ltpa, ltpa_building, tables
-from overt.recipes.ltpa import Fall, Model, Net, Sgd
-from overt.recipes.ltpa_building import Judged, network, sgd, speaking, warm_then_halves
+from overt.recipes.ltpa import Fall, Judging, Model, Net, Sgd
+from overt.recipes.ltpa_building import (
+    Judged,
+    capped,
+    network,
+    sgd,
+    speaking,
+    warm_then_halves,
+)
 from overt.recipes.recipe import Context, Train
 from overt.recipes.tables import made
 from overt.testing import toy_batch
 from tests.recipes import tiny
 
-SMALL = ("model.width=0.05", "model.blocks=1", "train.precision=fp32")
+SMALL = ("model.width=0.05", "model.blocks=1", "train.precision=fp32", "judge.items=0")
 
 
 @pytest.fixture
@@ -73,8 +81,72 @@ def test_numbers_are_the_means_of_the_samples(run: Callable[..., Any]) -> None:
     np.testing.assert_allclose(samples["entropy"], samples["entropy_8x8"])
 
 
+JUDGED = ("judge.items=8", "data.limit=32", "judge.pgd=2", "train.steps=1")
+FOOLED = [f"fooled_{how}_{steps}" for how in ("fgsm", "pgd") for steps in (1, 2, 4, 8, 16)]
+
+
+def test_a_run_is_judged_by_more_than_its_error(run: Callable[..., Any]) -> None:
+    place, results = run("ltpa-cifar10", "model.score=scaled-dot", *JUDGED)
+    ours, samples = results["ours"], files.read_arrays(place / "samples.npz")
+    swap = [f"{word}_{who}" for word in ("swapped",) for who in ("alike", "unlike")]
+    swap += [f"moved_{who}_{g}x{g}" for who in ("alike", "unlike") for g in (8, 16)]
+    wanted = {"ece", *FOOLED, *swap, "consistency", "consistency_others", "transfer_scenes"}
+    assert wanted <= ours.keys()
+    for name in wanted:
+        assert ours[name]["direction"] in ("higher", "lower", "neither") and ours[name]["unit"]
+    assert (ours["fooled_fgsm_8"]["n"], ours["fooled_pgd_8"]["n"]) == (8, 2)
+    assert ours["transfer_scenes"]["n"] == 30  # a scene of each class for each fold
+    for name in wanted & samples.keys():  # one row a sample, NaN where it was not asked
+        assert len(samples[name]) == len(samples["id"])
+        assert ours[name]["value"] == pytest.approx(float(np.nanmean(samples[name])), abs=1e-6)
+        assert ours[name]["n"] == int((~np.isnan(samples[name])).sum())
+    assert results["data"][-1]["name"] == "scenes" and results["data"][-1]["n"] == 30
+
+
+def test_the_parametrised_score_does_not_follow_its_query(run: Callable[..., Any]) -> None:
+    _, results = run("ltpa-cifar10", *JUDGED, "judge.fgsm=0", "judge.pgd=0", "judge.transfer=0")
+    ours = results["ours"]
+    for grid in ("8x8", "16x16"):
+        assert ours[f"moved_unlike_{grid}"]["value"] < 1e-6
+    assert ours["swapped_unlike"]["value"] == 0
+    assert not [name for name in ours if name.startswith(("fooled", "transfer"))]
+
+
+MAPS = {
+    "vgg": [],
+    "vgg-gap": ["cam_chosen", "cam_true"],
+    "vgg-pan": ["16x16", "8x8", "joined"],
+    "att2-concat-pc": ["16x16", "8x8", "joined"],
+}
+
+
+@pytest.mark.parametrize("label", list(MAPS))
+def test_scenes_are_judged_by_their_masks(run: Callable[..., Any], label: str) -> None:
+    sets = ltpa.changes(ltpa.models()[label])
+    _, results = run("ltpa-scenes", *sets, *JUDGED, "judge.fgsm=0", "judge.pgd=0")
+    ours, names = results["ours"], [*MAPS[label], "gradient", "gradient_input", "centre", "uniform"]
+    found = sorted(name.removeprefix("mass_") for name in ours if name.startswith("mass_"))
+    assert found == sorted([*names, *(["inside"] if label != "vgg" else [])])
+    for name in names:
+        assert ours[f"pointing_{name}"]["n"] == 8
+        assert (f"jaccard_{name}" in ours) is (name != "uniform")
+    assert ours["pointing_uniform"]["value"] == pytest.approx(ours["mass_uniform"]["value"])
+
+
+def test_few_items_are_asked_little() -> None:
+    whole = Judging()
+    assert capped(whole, None) is whole
+    few = capped(whole, 512)
+    assert (few.items, few.pgd, few.transfer) == (128, 32, 128)
+    assert capped(replace(whole, transfer=None), 8).transfer == 2
+    assert capped(replace(whole, items=0, transfer=0), 100) == replace(
+        whole, items=0, pgd=6, transfer=0
+    )
+
+
 def test_the_control_spreads_attention_evenly(run: Callable[..., Any]) -> None:
     _, results = run("ltpa-cifar10", "model.score=uniform")
+    assert "ece" not in results["ours"]  # nothing more was asked
     assert results["ours"]["entropy_8x8"]["value"] == pytest.approx(np.log(64))
     assert results["ours"]["entropy_16x16"]["value"] == pytest.approx(np.log(256))
 
