@@ -1,7 +1,19 @@
 """Modules that attend. Each has `encode(batch)`, `decide(features, mask)` and returns `Output`."""
 
 from overt.models.adopted import Adopted, Supervised, adopt
+from overt.models.aggregate import (
+    Aggregate,
+    Mean,
+    Pairwise,
+    Relation,
+    Sum,
+)
 from overt.models.cnn import Backbone, Cells, SmallCNN
+from overt.models.hard import (
+    HardAttention,
+    asked,
+    unasked,
+)
 from overt.models.looking import every, last
 from overt.models.ltpa import (
     AttentionClassifier,
@@ -43,17 +55,22 @@ __all__ = [
     "VGG",
     "VQA",
     "Adopted",
+    "Aggregate",
     "Asked",
     "AttentionClassifier",
     "Backbone",
     "Blind",
     "Cells",
     "Decoder",
+    "HardAttention",
     "Kept",
     "Levels",
+    "Mean",
     "MeanPool",
     "Model",
     "Output",
+    "Pairwise",
+    "Relation",
     "ResNet",
     "ResNetAttention",
     "Rule",
@@ -62,6 +79,7 @@ __all__ = [
     "SmallCNN",
     "SoftAttention",
     "State",
+    "Sum",
     "Supervised",
     "TextClassifier",
     "VGGAttention",
@@ -71,6 +89,7 @@ __all__ = [
     "Words",
     "additive",
     "adopt",
+    "asked",
     "climb",
     "concat",
     "dot",
@@ -93,6 +112,7 @@ __all__ = [
     "scaled_dot",
     "softened",
     "straight_through",
+    "unasked",
     "uniform",
     "vgg_attention",
 ]

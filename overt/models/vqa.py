@@ -20,6 +20,7 @@ from overt.data.batch import Batch
 from overt.errors import BadInput
 from overt.models import pretrained
 from overt.models.cnn import Backbone, Cells, coordinates
+from overt.models.hard import HardAttention, hard_from
 from overt.models.output import Output
 from overt.models.text import WordAttention, Words
 
@@ -132,8 +133,10 @@ def attend_from(config: Mapping[str, Any]) -> Attend:
             return MeanPool()
         case "soft":
             return SoftAttention(**sizes, join=JOINS[config["join"]])
+        case "hard":
+            return hard_from(config)
         case other:
-            raise BadInput(f"attention of kind {other!r} is not one of blind, mean, soft")
+            raise BadInput(f"attention of kind {other!r} is not one of blind, mean, soft, hard")
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +220,8 @@ class VQA(nn.Module):
         seen, over_cells = self.attend(features.cells.masked(mask), question, features.cells.layout)
         prediction = self.decision(torch.cat([seen, question], dim=1))
         maps = (over_words,) if over_cells is None else (over_cells, over_words)
+        if isinstance(self.attend, HardAttention) and over_cells is not None:
+            return Output(prediction, maps, self.attend.costs(over_cells))
         return Output(prediction, maps)
 
     def forward(self, batch: Batch) -> Output:

@@ -7,6 +7,7 @@ import torch
 from overt.attention import grid
 from overt.errors import BadInput
 from overt.geometry import PixelGeometry
+from overt.models.hard import HardAttention
 from overt.models.vqa import VQA, Blind, MeanPool, Sizes, SoftAttention, attend_from
 from overt.testing import check_model, toy_batch
 
@@ -23,6 +24,7 @@ LOOKS = {
     "product": soft,
     "sum": lambda: soft(torch.add),
     "one glimpse": lambda: soft(glimpses=1),
+    "hard": lambda: HardAttention(SIZES.seen, SIZES.question),
 }
 
 
@@ -220,8 +222,8 @@ def test_a_look_comes_back_from_its_values_and_an_unknown_one_is_refused():
     for look in LOOKS.values():
         attend = look()
         assert attend_from(attend.config()).config() == attend.config()
-    with pytest.raises(BadInput, match="kind 'hard' is not one of blind, mean, soft"):
-        attend_from({"kind": "hard"})
+    with pytest.raises(BadInput, match="kind 'sharp' is not one of blind, mean, soft, hard"):
+        attend_from({"kind": "sharp"})
     with pytest.raises(BadInput, match=r"torch\.mul or torch\.add"):
         soft(join=torch.maximum).config()
 
