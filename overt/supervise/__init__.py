@@ -1,6 +1,45 @@
 """What attention should be, and how far from it we are."""
 
+from overt.supervise import placebo
+from overt.supervise.adversary import Discriminator, deceive, tell_apart
+from overt.supervise.distributions import (
+    coral,
+    coral_as_printed,
+    gaussians,
+    mmd,
+    mmd_linear,
+    mmd_unbiased,
+    spread_gaussians,
+)
 from overt.supervise.loss import Loss
 from overt.supervise.losses import classification, cross_entropy, kl, mse
+from overt.supervise.scale import Scale, Taught
+from overt.supervise.targets import Targets, fitted, grad_cam, known, remembered
+from overt.supervise.transport import emd
 
-__all__ = ["Loss", "classification", "cross_entropy", "kl", "mse"]
+__all__ = [
+    "Discriminator",
+    "Loss",
+    "Scale",
+    "Targets",
+    "Taught",
+    "classification",
+    "coral",
+    "coral_as_printed",
+    "cross_entropy",
+    "deceive",
+    "emd",
+    "fitted",
+    "gaussians",
+    "grad_cam",
+    "kl",
+    "known",
+    "mmd",
+    "mmd_linear",
+    "mmd_unbiased",
+    "mse",
+    "placebo",
+    "remembered",
+    "spread_gaussians",
+    "tell_apart",
+]

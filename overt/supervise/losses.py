@@ -3,11 +3,14 @@
 Every loss takes maps or tensors and gives `Loss(total, count)`. A target with one layer and one
 head broadcasts over all layers and heads of a model. Rows that see no key, or whose target is
 empty, count nothing. Sums are taken in float32 at least.
+
+The losses here compare one row with one target. `distributions` holds those that compare whole
+batches, `transport` one that knows how far apart keys are, `adversary` one that is learned.
 """
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form
@@ -18,7 +21,7 @@ NOTHING = -20.7  # the logarithm of 1e-9
 
 def classification(prediction: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> Loss:
     """Cross-entropy of the right class, summed over the samples."""
-    total = torch.nn.functional.cross_entropy(_precise(prediction), labels, reduction="sum")
+    total = torch.nn.functional.cross_entropy(precise(prediction), labels, reduction="sum")
     return Loss(total, torch.tensor(float(len(labels)), device=total.device))
 
 
@@ -29,40 +32,53 @@ def cross_entropy(attention: AttentionMap, target: AttentionMap) -> Loss:
     map that keeps logarithms may cost more and still learns from it; plain weights below that
     have no gradient left.
     """
-    return _rows(_cross(attention, target), attention, target)
+    return summed(_cross(attention, target), attention, target)
 
 
 def kl(attention: AttentionMap, target: AttentionMap) -> Loss:
     """`sum_k t log(t / a)`: the cross-entropy less the entropy of the target."""
-    wanted = _precise(target.weights)
+    wanted = precise(target.weights)
     own = torch.where(wanted > 0, wanted * torch.where(wanted > 0, wanted, 1).log(), 0).sum(dim=-1)
-    return _rows(_cross(attention, target) + own, attention, target)
+    return summed(_cross(attention, target) + own, attention, target)
 
 
 def mse(attention: AttentionMap, target: AttentionMap) -> Loss:
     """The mean over the visible keys of `(t - a)^2`, of every supervised row."""
     visible = rearrange(attention.visible, "b q k -> b 1 1 q k")
-    square = (_precise(attention.weights) - _precise(target.weights)).square() * visible
-    return _rows(square.sum(dim=-1) / visible.sum(dim=-1).clamp_min(1), attention, target)
+    square = (precise(attention.weights) - precise(target.weights)).square() * visible
+    return summed(square.sum(dim=-1) / visible.sum(dim=-1).clamp_min(1), attention, target)
 
 
 def _cross(attention: AttentionMap, target: AttentionMap) -> Float[Tensor, "b l h q"]:
-    logs = _precise(attention.log_weights)
+    logs = precise(attention.log_weights)
     if attention.form is Form.LOG:
         logs = torch.where(logs.isneginf(), NOTHING, logs)
     else:
         logs = logs.clamp_min(NOTHING)
-    return -(_precise(target.weights) * logs).sum(dim=-1)
+    return -(precise(target.weights) * logs).sum(dim=-1)
 
 
-def _rows(values: Float[Tensor, "b l h q"], attention: AttentionMap, target: AttentionMap) -> Loss:
-    """The sum over rows that exist and have a target, the mean over layers and heads that do."""
+def supervised(attention: AttentionMap, target: AttentionMap) -> Bool[Tensor, "b l h q"]:
+    """Which rows of the attention see a key and have a target: those that a loss is about."""
+    ours, theirs = attention.values.shape, target.values.shape
+    if any(theirs[axis] != ours[axis] for axis in (0, 3, 4)):
+        raise ValueError(
+            f"a target of {theirs[0]} samples, {theirs[3]} queries and {theirs[4]} keys for "
+            f"attention of {ours[0]}, {ours[3]} and {ours[4]}; only layers and heads broadcast"
+        )
     wanted = target.weights.sum(dim=-1) > 0
-    rows = wanted.flatten(1, 2).any(dim=1) & attention.rows & target.rows
-    wanted = (wanted & rearrange(rows, "b q -> b 1 1 q")).expand_as(values)
+    rows = rearrange(attention.rows & target.rows, "b q -> b 1 1 q")
+    return (wanted & rows).expand(*ours[:-1])
+
+
+def summed(values: Float[Tensor, "b l h q"], attention: AttentionMap, target: AttentionMap) -> Loss:
+    """The sum over rows that exist and have a target, the mean over layers and heads that do."""
+    wanted = supervised(attention, target)
     sums = torch.where(wanted, values, 0).sum(dim=(1, 2))
-    return Loss((sums / wanted.sum(dim=(1, 2)).clamp_min(1)).sum(), rows.sum())
+    times = wanted.sum(dim=(1, 2))
+    return Loss((sums / times.clamp_min(1)).sum(), (times > 0).sum())
 
 
-def _precise(values: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+def precise(values: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """The values in 32 bits at least."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
