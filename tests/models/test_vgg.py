@@ -1,5 +1,6 @@
 """The VGGs of the paper: their sizes, their grids, and what is special about each."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,12 +33,14 @@ from overt.models.vgg import (
     AS_PUBLISHED,
     HEAD_ONLY,
     VGG,
+    Blocks,
     Dropout,
     Sizes,
     Trunk,
     VGGAttention,
     VGGGap,
     VGGProgressive,
+    block,
     name_in,
     pixels,
     vgg_attention,
@@ -90,8 +93,10 @@ def built(make: Callable[[], nn.Module]) -> nn.Module:
 
 @seeded
 def test_it_keeps_the_contract(make: Callable[[], nn.Module]) -> None:
-    asks = getattr(built(make), "classify", None)
-    idle = () if asks is None or asks.heeds else ("query.", "classify.project.")
+    net: Any = built(make)
+    idle = [f"{name}.bias" for name, one in net.named_modules() if isinstance(one, nn.Conv2d)]
+    if hasattr(net, "classify") and not net.classify.heeds:
+        idle += ["query.", "classify.project."]
     check_model(lambda: built(make), toy_batch(), unreached=idle, tolerance=1e-4)
 
 
@@ -230,6 +235,48 @@ def test_how_weights_start() -> None:
     assert len(norms) == 13 and {one.eps for one in norms} == {1e-3}
 
 
+def test_a_bias_in_front_of_batch_norm_is_left_out_while_training() -> None:
+    """The same as layer by layer: features, gradients, running statistics, and in evaluation."""
+    torch.manual_seed(0)
+    ours = Blocks(*block(3, 5, 0.0), *block(5, 4, 0.0)).double()
+    for value in ours.parameters():
+        value.data.normal_()
+    theirs = copy.deepcopy(ours)
+    for _ in range(3):
+        x = torch.randn(6, 3, 8, 8, dtype=torch.float64)
+        one, other = ours(x), x
+        for layer in theirs:
+            other = layer(other)
+        torch.testing.assert_close(one, other)
+        for net, out in ((ours, one), (theirs, other)):
+            net.zero_grad()
+            out.pow(3).sum().backward()
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if name in ("0.bias", "3.bias"):
+            assert one.grad is None and float(other.grad.abs().max()) < 1e-9
+        else:
+            torch.testing.assert_close(one.grad, other.grad)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+    torch.testing.assert_close(ours.eval()(x), nn.Sequential(*theirs).eval()(x))
+
+
+def test_a_bias_in_front_of_a_frozen_norm_counts() -> None:
+    net = Blocks(*block(3, 5)).train()
+    net[1].eval()
+    x = torch.randn(2, 3, 4, 4)
+    before = net(x)
+    net[0].bias.data += 1
+    assert not torch.allclose(net(x), before)
+    net(x).sum().backward()
+    assert net[0].bias.grad is not None
+
+
+def test_features_may_be_used_twice_before_they_are_learned_from() -> None:
+    net = Blocks(*block(3, 5)).train()
+    (net(torch.randn(2, 3, 4, 4)).sum() + net(torch.randn(2, 3, 4, 4)).sum()).backward()
+    assert net[0].weight.grad is not None
+
+
 def test_bytes_are_scaled_and_numbers_left_alone() -> None:
     images = torch.tensor([0, 110, 255], dtype=torch.uint8).view(1, 1, 1, 3).expand(1, 3, 2, 3)
     found = pixels(images, torch.float32)
@@ -345,7 +392,10 @@ def test_a_query_that_makes_no_difference_is_left_out_while_training(make: Calla
     asked = ("query.", "classify.project.")
     for (name, one), other in zip(short.named_parameters(), whole.parameters(), strict=True):
         if name.startswith(asked):
-            assert one.grad is None and float(other.grad.abs().max()) < 1e-12
+            assert one.grad is None
+            assert other.grad is None or float(other.grad.abs().max()) < 1e-12
+        elif one.grad is None:
+            assert other.grad is None and name.endswith(".bias")
         else:
             torch.testing.assert_close(one.grad, other.grad)
     for (name, one), other in zip(short.named_buffers(), whole.buffers(), strict=True):
@@ -356,6 +406,7 @@ def test_a_query_that_makes_no_difference_is_left_out_while_training(make: Calla
 @pytest.mark.parametrize("make", IDLE.values(), ids=IDLE)
 def test_a_query_left_out_of_training_stays_as_it_began(make: Callable) -> None:
     net = built(make)
+    biases = {f"{k}.bias" for k, one in net.named_modules() if isinstance(one, nn.Conv2d)}
     before = {name: value.clone() for name, value in net.state_dict().items()}
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
     for _ in range(2):
@@ -366,7 +417,8 @@ def test_a_query_left_out_of_training_stays_as_it_began(make: Callable) -> None:
     assert after.keys() == before.keys() and any(name.startswith("query.") for name in after)
     for name in after:
         asked = name.startswith(("query.", "classify.project."))
-        assert torch.equal(after[name], before[name]) is asked, name
+        same = torch.equal(after[name], before[name])
+        assert same is (asked or name in biases), name
     assert net.eval().encode(sized(32, 32)).query is not None
 
 
@@ -374,7 +426,7 @@ def test_a_query_left_out_of_training_stays_as_it_began(make: Callable) -> None:
 def test_a_query_that_counts_is_there_while_training(score: Callable) -> None:
     net = attending(3, score).train()
     net(sized(32, 32, 4)).prediction.pow(2).sum().backward()
-    asked = [*net.query.parameters(), *net.classify.project.parameters()]
+    asked = [net.query.one[0].weight, *net.classify.project.parameters()]
     assert all(value.grad is not None for value in asked)
     assert max(float(value.grad.abs().max()) for value in asked) > 0
 
