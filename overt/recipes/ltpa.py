@@ -108,7 +108,9 @@ class Model:
     """Which network, where and how it attends, how wide it is, and how much of it is dropped.
 
     `levels`, `score` and `decision` are for networks with attention, `blocks` (a stage) for
-    residual ones; the three kinds of dropout are for VGGs, published as .3, .4 and .5.
+    residual ones; the three kinds of dropout are for VGGs, published as .3, .4 and .5. `start` is
+    the folder of a finished run of the same network, on whatever data: all is taken from it but
+    the classifier.
     """
 
     net: Net = Net.VGG_ATTENTION
@@ -120,6 +122,7 @@ class Model:
     first_dropout: float = field(default=0.0, metadata=SHARE)
     inside_dropout: float = field(default=0.0, metadata=SHARE)
     dropout: float = 0.5
+    start: str | None = None
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,9 @@ class Judging:
     and `pgd` are how many are attacked (figure 6), the second in 20 steps and so many `restarts`;
     `views` how many crops of each are compared; `swap` puts in the queries of others (figure 10);
     `segment` makes shapes of maps (figure 9). `transfer` is how many pictures of each other set a
-    linear SVM is taught from the network's features (Table 3), `none` for all, and `whiten` whitens
-    the features before. A quarter of `data.limit` caps them all, a sixteenth the items of PGD.
+    linear SVM is taught from the network's features (Table 3), `none` for all, `photos` the side in
+    pixels to which larger ones are brought, and `whiten` whitens the features before. A quarter of
+    `data.limit` caps them all, a sixteenth the items of PGD.
     """
 
     items: int = field(default=1000, metadata=COUNT)
@@ -156,6 +160,7 @@ class Judging:
     swap: bool = True
     segment: bool = True
     transfer: int | None = field(default=1000, metadata=COUNT)
+    photos: int = field(default=32, metadata={"low": 32, "high": 512})
     whiten: bool = False
 
 

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt import measure, models
+from overt import files, measure, models
 from overt.attention import AttentionMap, Kind
 from overt.data.batch import Batch
 from overt.data.source import Source as DataSet
+from overt.errors import BadInput
 from overt.models.ltpa import DECISIONS, SCORES
 from overt.models.resnet import Depth
 from overt.models.vgg import Dropout, Sizes
@@ -27,6 +29,7 @@ from overt.train import ParameterSet, Reporter, processes, warm_then_cosine
 
 PORTION = 256  # images that are judged at a time
 CELL = 4  # pixels a side of a cell of the last level
+WEIGHTS = "model.safetensors"
 HALVINGS = 12  # the published 300 epochs halve the rate every 25
 
 
@@ -92,6 +95,8 @@ def trained(
         return vary(batch, generator)
 
     model = network(recipe.model, len(classes))
+    if recipe.model.start is not None:
+        begin_from(model, Path(recipe.model.start))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     judge = Judge(test, classes, portion=PORTION)
     built = experiment(
@@ -108,7 +113,8 @@ def trained(
     others: tuple[Probe, ...] = ()
     if asked.items and asked.transfer != 0:
         own = recipe.data.name if isinstance(recipe.data, Pictures) else "scenes"
-        others = probes(checks.data_root(context.data_root), own, asked.transfer, device)
+        root = checks.data_root(context.data_root)
+        others = probes(root, own, asked.transfer, device, asked.photos)
 
     def evaluate(reporter: Reporter) -> Evaluation:
         found = evaluated(judge, model, device)
@@ -155,6 +161,23 @@ def network(model: Model, classes: int) -> nn.Module:
             return models.VGGAttention(sizes, model.levels, score, decision)
         case Net.RESNET_ATTENTION:
             return models.ResNetAttention(depth, model.levels, score, decision)
+
+
+def begin_from(model: nn.Module, folder: Path) -> None:
+    """Give a network what another of its kind has learned, but for the classifier (CUB, A.3)."""
+    place = folder / "model" if (folder / "model").is_dir() else folder
+    if not (place / WEIGHTS).is_file():
+        raise BadInput(f"model.start={folder} holds no network; name the folder of a finished run.")
+    files.verify(place)
+    theirs, own = files.read_tensors(place / WEIGHTS), model.state_dict()
+    taken = {name: one for name, one in own.items() if "decision" not in name.split(".")}
+    for name, one in taken.items():
+        if name not in theirs or theirs[name].shape != one.shape:
+            raise BadInput(
+                f"model.start={folder} holds another network: its {name} is not one of "
+                f"{tuple(one.shape)}; the kind, the levels and the width must be the same."
+            )
+    model.load_state_dict({**own, **{name: theirs[name] for name in taken}})
 
 
 def sgd(model: nn.Module, plan: Train, options: Sgd) -> ParameterSet:

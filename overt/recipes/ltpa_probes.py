@@ -1,7 +1,7 @@
 """The data sets that features are taken to (Table 3 of Learn to Pay Attention): those on disk.
 
-Pictures come at the size that the network was trained on; the paper says only that it downsamples
-them. The two CIFARs and scenes are not in its table.
+Photos are brought to one size; the paper says no more than that it downsamples them. The two CIFARs
+and scenes are not in its table.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from overt.data.source import Source
 
 FOLDS = 5
 PORTION = 256
-SIZE = 32
+SIZE = 32  # of scenes
 WORLD = 1  # the scenes that are drawn
 SCENES = 1000  # as many as are drawn when all are asked for
 
@@ -31,6 +31,7 @@ class Probe:
     data: Source
     rows: Sequence[int]
     device: torch.device
+    side: int = SIZE
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -41,9 +42,10 @@ class Probe:
         return "scenes" if self.data.name.startswith("scenes") else self.data.name
 
     def batches(self) -> Iterator[Batch]:
-        """The items, a portion at a time, at the size the network knows."""
+        """The items, a portion at a time, none larger than `side`."""
         for start in range(0, len(self.rows), PORTION):
-            yield at_size(self.data.batch(self.rows[start : start + PORTION]).to(self.device))
+            batch = self.data.batch(self.rows[start : start + PORTION]).to(self.device)
+            yield at_most(batch, self.side)
 
 
 def right(model: Any, probe: Probe, prepare: Any = measure.as_they_are) -> Tensor:
@@ -58,7 +60,7 @@ def right(model: Any, probe: Probe, prepare: Any = measure.as_they_are) -> Tenso
 
 
 def probes(
-    root: Path | None, own: str, most: int | None, device: torch.device
+    root: Path | None, own: str, most: int | None, device: torch.device, side: int = SIZE
 ) -> tuple[Probe, ...]:
     """Every data set below `root` but one's own, and scenes; `most` items of each, or all.
 
@@ -66,16 +68,18 @@ def probes(
     fewer is left out, and so is a set without two classes.
     """
     found = []
-    for name, opened in readers(root, most).items():
+    for name, opened in readers(root, most, side).items():
         if name != own:
             data = opened()
             rows = spread(labels_of(data), most)
             if rows:
-                found.append(Probe(data, rows, device))
+                found.append(Probe(data, rows, device, side))
     return tuple(found)
 
 
-def readers(root: Path | None, most: int | None) -> dict[str, Callable[[], Source]]:
+def readers(
+    root: Path | None, most: int | None, side: int = SIZE
+) -> dict[str, Callable[[], Source]]:
     """How the sets of Table 3 that lie below `root` are opened, the two CIFARs, and scenes."""
     from overt import data
     from overt.data import sets
@@ -88,7 +92,7 @@ def readers(root: Path | None, most: int | None) -> dict[str, Callable[[], Sourc
     every: dict[str, Callable[[], Source]] = {"scenes": scenes}
     if root is None:
         return every
-    size = (SIZE, SIZE)
+    size = (side, side)
     known: dict[str, Callable[[], Source]] = {
         "cifar10": lambda: data.Cifar10(root, "test"),
         "cifar100": lambda: data.Cifar100(root, "test"),
@@ -130,10 +134,10 @@ def spread(labels: Int[Tensor, " n"], most: int | None) -> list[int]:
     return sorted(row for rows in enough for row in rows[:each])
 
 
-def at_size(batch: Batch, side: int = SIZE) -> Batch:
-    """The images shrunk to `side` pixels by the mean of what a pixel covers; others are left."""
+def at_most(batch: Batch, side: int) -> Batch:
+    """The images, shrunk to `side` pixels by the mean of what a pixel covers if they are larger."""
     assert batch.images is not None
-    if batch.images.shape[-2:] == (side, side):
+    if max(batch.images.shape[-2:]) <= side:
         return batch
     small = torch.nn.functional.interpolate(batch.images.float(), (side, side), mode="area")
     return replace(batch, images=small.round().to(torch.uint8), geometry=None, target=None)

@@ -13,10 +13,12 @@ from torch import nn
 from overt import files, models
 from overt.attention import Kind
 from overt.data.resident import Resident
+from overt.errors import BadInput
 from overt.recipes import ltpa, ltpa_building, tables
 from overt.recipes.ltpa import Fall, Judging, Model, Net, Sgd
 from overt.recipes.ltpa_building import (
     Judged,
+    begin_from,
     capped,
     network,
     sgd,
@@ -228,6 +230,48 @@ def test_a_network_is_what_was_asked_for(net: Net, kind: type[nn.Module]) -> Non
             "parametrised",
             "concat",
         )
+
+
+@pytest.mark.parametrize("kind", list(Net))
+def test_a_network_begins_where_another_ended(kind: Net, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plan = Model(kind, width=0.05, blocks=1)
+    before: Any = network(plan, 7)
+    before.save_pretrained(tmp_path / "run" / "model")
+    torch.manual_seed(1)
+    after = network(plan, 3)
+    own = {name: one.clone() for name, one in after.state_dict().items()}
+    begin_from(after, tmp_path / "run")
+    theirs, kept = before.state_dict(), 0
+    for name, one in after.state_dict().items():
+        if "decision" in name.split("."):
+            assert torch.equal(one, own[name])
+            kept += 1
+        else:
+            assert torch.equal(one, theirs[name]), name
+    assert kept == 2
+    again = network(plan, 3)
+    begin_from(again, tmp_path / "run" / "model")  # a saved network will do as well
+
+
+def test_a_start_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no network; name the folder of a finished run"):
+        begin_from(network(Model(width=0.05), 3), tmp_path)
+    saved: Any = network(Model(width=0.05), 3)
+    saved.save_pretrained(tmp_path / "model")
+    for other in (Model(width=0.1), Model(Net.VGG, width=0.05), Model(levels=3, width=0.05)):
+        with pytest.raises(BadInput, match="holds another network"):
+            begin_from(network(other, 3), tmp_path)
+
+
+def test_a_run_starts_from_a_finished_one(run: Callable[..., Any], tmp_path: Path) -> None:
+    place, _ = run("ltpa-cifar10", "train.steps=1")
+    sets = ("train.steps=1", "train.rate=0", f"model.start={place}")
+    _, results = run("ltpa-cifar100", *sets, out="second")
+    assert results["settings"]["model.start"] == str(place)
+    weights = "model/model.safetensors"
+    first, second = (files.read_tensors(tmp_path / one / weights) for one in ("run", "second"))
+    assert torch.equal(first["trunk.stages.0.0.weight"], second["trunk.stages.0.0.weight"])
 
 
 def test_the_optimizer_is_the_one_asked_for() -> None:

@@ -14,7 +14,7 @@ from overt.recipes.ltpa_building import network
 from overt.recipes.ltpa_probes import (
     FOLDS,
     Probe,
-    at_size,
+    at_most,
     labels_of,
     probes,
     readers,
@@ -81,12 +81,16 @@ def test_an_svm_tells_apart_what_the_features_tell_apart() -> None:
 
 def test_large_pictures_are_shrunk_by_their_means() -> None:
     images = torch.arange(4 * 4, dtype=torch.uint8).view(1, 1, 4, 4).expand(1, 3, 4, 4)
-    found = at_size(Batch(("a",), images), 2)
+    found = at_most(Batch(("a",), images), 2)
     assert found.images is not None
     # 0 1 4 5 have the mean 2.5, which rounds to even
     assert found.images[0, 0].tolist() == [[2, 4], [10, 12]]
-    assert at_size(found, 2) is found
-    assert next(iter(Probe(Toy([0, 1], 96), [0, 1], CPU).batches())).images.shape[-1] == 32
+    assert at_most(found, 2) is found
+    assert at_most(found, 32) is found  # nothing is enlarged
+    large = Toy([0, 1], 96)
+    for probe, side in ((Probe(large, [0, 1], CPU), 32), (Probe(large, [0, 1], CPU, 48), 48)):
+        (batch,) = probe.batches()
+        assert batch.images is not None and batch.images.shape[-1] == side
 
 
 def test_scenes_are_always_there_and_never_their_own_probe() -> None:
