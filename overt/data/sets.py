@@ -618,5 +618,6 @@ SETS: tuple[DataSet, ...] = (
             "ham_part7.csv",
             "ham_part8(200words).csv",
         ),
+        opens=_opens("yelp", "YelpHat", "all"),
     ),
 )
