@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overt.data.actions import action40
+    from overt.data.asked import Look
     from overt.data.batch import Batch
     from overt.data.caltech import caltech101, caltech256
     from overt.data.cifar import Cifar10, Cifar100
     from overt.data.cub import Cub
+    from overt.data.daquar import Daquar
     from overt.data.discovery import ObjectDiscovery
     from overt.data.easyvqa import EasyVqa
     from overt.data.features import Cached, FeatureCache, Key
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from overt.data.rooms import scene67
     from overt.data.scenes.store import Scenes
     from overt.data.sets import root_of
+    from overt.data.sortclevr import SortOfClevr
     from overt.data.source import Source
     from overt.data.splits import Labels, Split
     from overt.data.sports import event8
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from overt.data.svhn import Svhn
     from overt.data.trec import Trec
     from overt.data.vocabulary import HubTokenizer, Vocabulary
+    from overt.data.yelp import YelpHat
 
 __all__ = [
     "Batch",
@@ -33,22 +37,26 @@ __all__ = [
     "Cifar10",
     "Cifar100",
     "Cub",
+    "Daquar",
     "EasyVqa",
     "FeatureCache",
     "HubTokenizer",
     "Key",
     "Labels",
+    "Look",
     "ObjectDiscovery",
     "PhotoSet",
     "Pictures",
     "Resident",
     "Scenes",
+    "SortOfClevr",
     "Source",
     "Split",
     "Stl10",
     "Svhn",
     "Trec",
     "Vocabulary",
+    "YelpHat",
     "action40",
     "caltech101",
     "caltech256",
@@ -63,10 +71,12 @@ __all__ = [
 
 _HOMES = {
     "actions": ("action40",),
+    "asked": ("Look",),
     "batch": ("Batch",),
     "caltech": ("caltech101", "caltech256"),
     "cifar": ("Cifar10", "Cifar100"),
     "cub": ("Cub",),
+    "daquar": ("Daquar",),
     "discovery": ("ObjectDiscovery",),
     "easyvqa": ("EasyVqa",),
     "features": ("Cached", "FeatureCache", "Key"),
@@ -77,6 +87,7 @@ _HOMES = {
     "rooms": ("scene67",),
     "scenes.store": ("Scenes",),
     "sets": ("root_of",),
+    "sortclevr": ("SortOfClevr",),
     "source": ("Source",),
     "splits": ("Labels", "Split"),
     "sports": ("event8",),
@@ -84,6 +95,7 @@ _HOMES = {
     "svhn": ("Svhn",),
     "trec": ("Trec",),
     "vocabulary": ("HubTokenizer", "Vocabulary"),
+    "yelp": ("YelpHat",),
 }
 
 
