@@ -249,6 +249,25 @@ def also(found: Evaluation, more: Noted, split: str) -> Evaluation:
     return replace(found, ours=ours, samples=samples)
 
 
+def charted(found: Evaluation, families: Sequence[str]) -> Evaluation:
+    """An evaluation whose families of measures are charts of their own on its page.
+
+    Of the family `jaccard` these are `jaccard_<what>`, by what: maps, strengths, data sets. One
+    measure alone is no family, and one that has a chart of its own belongs to none.
+    """
+    groups = dict(found.groups)
+    for family in families:
+        members = {
+            name.removeprefix(f"{family}_"): {"value": one.value, "n": one.n}
+            for name, one in found.ours.items()
+            if name.startswith(f"{family}_") and name not in found.groups
+        }
+        if len(members) > 1:
+            before = groups.get(family, {})
+            groups[family] = {**(before if len(before) > 1 else {}), **members}
+    return replace(found, groups=groups)
+
+
 def calibrated(found: Evaluation, bins: int = 15, draws: int = 1000) -> Evaluation:
     """An evaluation with the expected calibration error of its answers, `ece`.
 

@@ -19,7 +19,7 @@ from overt.models.resnet import Depth
 from overt.models.vgg import Dropout, Sizes
 from overt.recipes import checks
 from overt.recipes.building import SPLITS, First, experiment
-from overt.recipes.evaluation import Judge, also, calibrated, valued
+from overt.recipes.evaluation import Judge, also, calibrated, charted, valued
 from overt.recipes.experiment import Evaluation, Experiment, Source, Value
 from overt.recipes.ltpa import Fall, Files, Judging, LtpaRecipe, Model, Net, Pictures, Scenes, Sgd
 from overt.recipes.ltpa_judging import Asked, Masks, everything
@@ -29,6 +29,7 @@ from overt.train import ParameterSet, Reporter, processes, warm_then_cosine
 
 PORTION = 256  # images that are judged at a time
 CELL = 4  # pixels a side of a cell of the last level
+FAMILIES = ("fooled_fgsm", "fooled_pgd", "pointing", "mass", "jaccard", "transfer")
 WEIGHTS = "model.safetensors"
 HALVINGS = 12  # the published 300 epochs halve the rate every 25
 
@@ -292,4 +293,4 @@ def judged_further(
         f"transfer_{one.name}": valued(declared, right(model, one, prepare), str(one.data.split))
         for one in others
     }
-    return replace(found, ours={**found.ours, **moved})
+    return charted(replace(found, ours={**found.ours, **moved}), FAMILIES)

@@ -57,12 +57,19 @@ def columns(results: Sequence[Mapping[str, Any]]) -> list[Column]:
     attention; then pointing, mass inside, rank correlation, seconds, and the rest. Where runs have
     different tasks the first column is called "task score" and each cell names its measure. The
     best of a column is marked where at least two runs measured the same thing on the same split.
+    What a chart of `groups` shows, such as `jaccard_8x8` in that of `jaccard`, is no column.
     """
     ours = [_measures(one, "ours") for one in results]
     paper = [_measures(one, "paper") for one in results]
     tasks = [_task(mine, theirs) for mine, theirs in zip(ours, paper, strict=True)]
     names = list(dict.fromkeys(name for one in (*ours, *paper) for name in one))
-    rest = [name for name in names if name not in tasks and not _is_seconds(name)]
+    drawn = {
+        f"{measure}_{group}"
+        for one in results
+        for measure, by_group in _tables(one.get("groups"))
+        for group, _ in _tables(by_group)
+    }
+    rest = [name for name in names if name not in {*tasks, *drawn} and not _is_seconds(name)]
     lists = [tasks] if any(tasks) else []
     lists += [
         [name] * len(results) for name in sorted(rest, key=_place) if _place(name) < len(_FIRST)

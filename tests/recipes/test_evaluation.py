@@ -22,6 +22,7 @@ from overt.recipes.evaluation import (
     Judge,
     also,
     calibrated,
+    charted,
     noted,
     valued,
 )
@@ -375,3 +376,21 @@ def test_the_calibration_error_is_that_of_the_measure() -> None:
 def test_nothing_is_calibrated_without_labels() -> None:
     found = judged(draw(3, 2, seed=2), torch.full((3,), -1))
     assert calibrated(found) is found
+
+
+def test_families_of_measures_are_charts() -> None:
+    ours = {
+        name: Value(value, "share", "higher", "test", 9)
+        for name, value in (("jaccard_a", 0.1), ("jaccard_b", 0.2), ("mass_c", 0.3), ("jaccard", 0))
+    }
+    before = {"accuracy": {"x": {"value": 1.0, "n": 2}}, "jaccard": {"all": {"value": 0.0, "n": 2}}}
+    found = charted(Evaluation(ours, {}, before), ("jaccard", "mass", "fooled"))
+    assert found.groups == {
+        "accuracy": before["accuracy"],
+        "jaccard": {"a": {"value": 0.1, "n": 9}, "b": {"value": 0.2, "n": 9}},
+    }
+    two = {"jaccard": {"x": {"value": 0.0, "n": 2}, "y": {"value": 0.0, "n": 2}}}
+    assert list(charted(Evaluation(ours, {}, two), ("jaccard",)).groups["jaccard"]) == list("xyab")
+    assert found.ours is ours
+    own = {"jaccard_b": {"x": {"value": 0.0, "n": 2}}}
+    assert charted(Evaluation(ours, {}, own), ("jaccard",)).groups == own

@@ -135,6 +135,16 @@ def test_groups_in_percent_have_an_axis_to_100() -> None:
     assert a.bars[0].reach == 0.62 and a.chance == 0.25 and b.bars[0].reach == 0.005
 
 
+def test_what_a_chart_shows_is_no_column() -> None:
+    names = ("accuracy", "jaccard_8x8", "jaccard_joined", "jaccard_other", "entropy")
+    one = {"ours": {name: entry(0.5) for name in names}}
+    titles = ["Accuracy", "Jaccard 8x8", "Jaccard joined", "Jaccard other", "Entropy"]
+    assert [column.title for column in columns([one])] == titles
+    one["groups"] = {"jaccard": {name: {"value": 0.5, "n": 1} for name in ("8x8", "joined")}}
+    assert [column.title for column in columns([one])] == ["Accuracy", "Jaccard other", "Entropy"]
+    assert list(groups([one])) == ["Jaccard"]
+
+
 def test_direction_is_also_read_from_higher_is_better() -> None:
     def value(number: float, better: bool | None) -> dict[str, Any]:
         return {"value": number, "unit": "nats", "higher_is_better": better, "split": "test"}
