@@ -381,7 +381,12 @@ def test_nothing_is_calibrated_without_labels() -> None:
 def test_families_of_measures_are_charts() -> None:
     ours = {
         name: Value(value, "share", "higher", "test", 9)
-        for name, value in (("jaccard_a", 0.1), ("jaccard_b", 0.2), ("mass_c", 0.3), ("jaccard", 0))
+        for name, value in (
+            ("jaccard_a", 0.1),
+            ("jaccard_b", 0.2),
+            ("mass_c", 0.3),
+            ("jaccard", 0.0),
+        )
     }
     before = {"accuracy": {"x": {"value": 1.0, "n": 2}}, "jaccard": {"all": {"value": 0.0, "n": 2}}}
     found = charted(Evaluation(ours, {}, before), ("jaccard", "mass", "fooled"))
