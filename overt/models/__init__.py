@@ -1,6 +1,7 @@
 """Modules that attend. Each has `encode(batch)`, `decide(features, mask)` and returns `Output`."""
 
 from overt.models.adopted import Adopted, Supervised, adopt
+from overt.models.attached import Attached, attach
 from overt.models.aggregate import (
     Aggregate,
     Mean,
@@ -14,6 +15,7 @@ from overt.models.hard import (
     asked,
     unasked,
 )
+from overt.models.levels import Level, Order
 from overt.models.looking import every, last
 from overt.models.ltpa import (
     AttentionClassifier,
@@ -48,6 +50,15 @@ from overt.models.selection import (
     straight_through,
 )
 from overt.models.text import TextClassifier, WordAttention, Words, redundancy
+from overt.models.thinning.choosing import (
+    by_chance,
+    by_class_attention,
+    by_grid,
+    by_presence,
+    fused,
+)
+from overt.models.thinning.merging import by_keys, by_states
+from overt.models.thinning.thinned import Thinned, merge, thin
 from overt.models.vgg import VGG, VGGAttention, VGGGap, VGGProgressive, vgg_attention
 from overt.models.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
 
@@ -57,6 +68,7 @@ __all__ = [
     "Adopted",
     "Aggregate",
     "Asked",
+    "Attached",
     "AttentionClassifier",
     "Backbone",
     "Blind",
@@ -64,10 +76,12 @@ __all__ = [
     "Decoder",
     "HardAttention",
     "Kept",
+    "Level",
     "Levels",
     "Mean",
     "MeanPool",
     "Model",
+    "Order",
     "Output",
     "Pairwise",
     "Relation",
@@ -82,6 +96,7 @@ __all__ = [
     "Sum",
     "Supervised",
     "TextClassifier",
+    "Thinned",
     "VGGAttention",
     "VGGGap",
     "VGGProgressive",
@@ -89,12 +104,20 @@ __all__ = [
     "Words",
     "additive",
     "adopt",
+    "attach",
     "asked",
+    "by_chance",
+    "by_class_attention",
+    "by_grid",
+    "by_keys",
+    "by_presence",
+    "by_states",
     "climb",
     "concat",
     "dot",
     "drawn",
     "every",
+    "fused",
     "gather",
     "indep",
     "keep_above_uniform",
@@ -104,6 +127,7 @@ __all__ = [
     "keep_share",
     "keep_top",
     "last",
+    "merge",
     "parametrised",
     "presence",
     "product",
@@ -112,6 +136,7 @@ __all__ = [
     "scaled_dot",
     "softened",
     "straight_through",
+    "thin",
     "unasked",
     "uniform",
     "vgg_attention",
