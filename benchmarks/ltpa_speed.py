@@ -1,5 +1,7 @@
 """What attention costs in training: VGG with attention beside its control, by turns on one device.
 
+The other networks that differ in size come after them, one by one.
+
     python benchmarks/ltpa_speed.py [OUT.json]
 
 The training loop of the recipes runs on random pictures of 32 x 32 pixels in blocks of 25 steps,
@@ -23,9 +25,10 @@ from overt.recipes.recipe import Context
 from overt.train import Reporter, checkpoint
 from overt.train.loop import seed_everything
 
-STEPS, ROUNDS, PICTURES = 25, 12, 45000
+STEPS, ROUNDS, PICTURES = 25, 8, 45000
 CLASSES = tuple(map(str, range(100)))
 PAIRS = (("att2-concat-pc", "att2-mean"), ("att3-concat-pc", "att3-mean"))
+OTHERS = ("vgg", "vgg-gap", "vgg-pan", "resnet-164", "rn164-att2")
 
 
 def pictures(count: int, device: str) -> Resident:
@@ -69,6 +72,12 @@ def by_turns(pair: tuple[str, str], train: Resident, out: Path, device: str) -> 
     return {"seconds_a_step": found, "ratio": attention / control}
 
 
+def alone(label: str, train: Resident, out: Path, device: str) -> dict[str, Any]:
+    """A row by itself, two blocks after the first."""
+    one = built(label, train, out, device)
+    return {"seconds_a_step": {label: [seconds_a_step(one) for _ in range(3)][1:]}}
+
+
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     train = pictures(PICTURES, device)
@@ -77,8 +86,12 @@ def main() -> None:
         mock.patch.object(checkpoint, "save"),
     ):
         found = {pair[0]: by_turns(pair, train, Path(folder), device) for pair in PAIRS}
+        found |= {label: alone(label, train, Path(folder), device) for label in OTHERS}
     for label, one in found.items():
-        print(f"{label}: {one['ratio']:.3f} times the seconds of its control")
+        for row, seconds in one["seconds_a_step"].items():
+            print(f"{row}: {1000 * statistics.median(seconds):.2f} ms a step")
+        if "ratio" in one:
+            print(f"{label}: {one['ratio']:.3f} times the seconds of its control")
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps(found, indent=2) + "\n")
 
