@@ -1,7 +1,6 @@
 """Modules that attend. Each has `encode(batch)`, `decide(features, mask)` and returns `Output`."""
 
 from overt.models.adopted import Adopted, Supervised, adopt
-from overt.models.attached import Attached, attach
 from overt.models.aggregate import (
     Aggregate,
     Mean,
@@ -9,6 +8,7 @@ from overt.models.aggregate import (
     Relation,
     Sum,
 )
+from overt.models.attached import Attached, attach
 from overt.models.cnn import Backbone, Cells, SmallCNN
 from overt.models.hard import (
     HardAttention,
@@ -104,8 +104,8 @@ __all__ = [
     "Words",
     "additive",
     "adopt",
-    "attach",
     "asked",
+    "attach",
     "by_chance",
     "by_class_attention",
     "by_grid",

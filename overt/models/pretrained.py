@@ -24,11 +24,17 @@ class Configured(Protocol):
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def save(model: Configured, folder: Path | str) -> None:
-    """Write `config.json` and `model.safetensors`, whole or not at all."""
+def save(
+    model: Configured, folder: Path | str, beside: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Write `config.json` and `model.safetensors`, whole or not at all.
+
+    `beside` are other files of plain values, by name, such as the settings of a processor.
+    """
     weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     with files.writing(Path(folder)) as temporary:
-        files.write_json(temporary / "config.json", model.config())
+        for name, values in {**(beside or {}), "config.json": model.config()}.items():
+            files.write_json(temporary / name, values)
         files.write_tensors(temporary / "model.safetensors", weights)
 
 

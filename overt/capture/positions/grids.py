@@ -85,7 +85,7 @@ def vision_layout(tower: nn.Module, canvas: Size, geometry: PixelGeometry | None
         spans.append(Span(name, (count,), slice(at, at + count)))
         at += count
     stop = at + rows * columns
-    spans.append(Span("image", (rows, columns), slice(at, stop), _fitted(geometry, canvas, used)))
+    spans.append(Span("image", (rows, columns), slice(at, stop), fitted(geometry, canvas, used)))
     for name, count in patches.after:
         spans.append(Span(name, (count,), slice(stop, stop + count)))
         stop += count
@@ -97,7 +97,7 @@ def feature_layout(canvas: Size, stride: int, geometry: PixelGeometry | None = N
     rows, columns = (-(-side // stride) for side in canvas)
     used = (rows * stride, columns * stride)
     index = slice(0, rows * columns)
-    span = Span("image", (rows, columns), index, _fitted(geometry, canvas, used))
+    span = Span("image", (rows, columns), index, fitted(geometry, canvas, used))
     return Layout((span,), rows * columns)
 
 
@@ -153,7 +153,7 @@ def compact(index: Int[Tensor, "b n"]) -> slice | Int[Tensor, "b n"]:
     return index
 
 
-def _fitted(geometry: PixelGeometry | None, canvas: Size, used: Size) -> PixelGeometry | None:
+def fitted(geometry: PixelGeometry | None, canvas: Size, used: Size) -> PixelGeometry | None:
     """The geometry on the part of the canvas that the cells cover, or beyond it."""
     if geometry is None:
         return None
