@@ -1,0 +1,138 @@
+"""How far thinned timm models are from those that hide the same tokens, as JSON, one row a model.
+
+    python tests/parity/timm_thinning.py [FOLDER]
+
+test_timm_thinning.py runs it in a process of its own, as test_timm.py does with timm_maps.py.
+"""
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from timm_maps import lively, load
+from torch import Tensor, nn
+
+from overt.capture import watch
+from overt.capture.call import Call
+from overt.capture.edits import Bias
+from overt.models import (
+    Thinned,
+    by_class_attention,
+    fused,
+    keep_above_uniform,
+    keep_all,
+    keep_share,
+    merge,
+    thin,
+)
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3}
+TOKEN = {**SMALL, "global_pool": "token"}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ViT": ("vit_tiny_patch16_224", SMALL),
+    "ViT with registers, normed queries": (
+        "vit_tiny_patch16_224",
+        {**SMALL, "reg_tokens": 4, "qk_norm": True},
+    ),
+    "ViT with pooling by attention": (
+        "vit_tiny_patch16_224",
+        {**SMALL, "class_token": False, "global_pool": "map"},
+    ),
+    "DeiT": ("deit_tiny_distilled_patch16_224", SMALL),
+    "BEiT (position bias)": ("beit_base_patch16_224", TOKEN),
+    "EVA-02 (rotated)": ("eva02_tiny_patch14_224", TOKEN),
+}
+HALF = partial(keep_share, share=0.5)
+
+
+def hidden_instead(model: nn.Module, thinned: Thinned, image: Tensor) -> Tensor:
+    """The answer with all tokens, when later layers and the head may not look at what went."""
+    layers = enumerate(thinned.layers)
+    at = {module: number for number, layer in layers for module in layer.modules()}
+
+    def make(call: Call) -> Tensor | None:
+        number = at.get(call.module, len(thinned.layers))
+        gone = [one.kept.values[:, 0, 0, 0] == 0 for one in thinned.steps if one.after <= number]
+        if not gone:
+            return None
+        return torch.zeros(gone[-1].shape).masked_fill(gone[-1], -torch.inf)[:, None, None]
+
+    with watch(model, edit=Bias(make)):
+        return model(image)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+@torch.no_grad()
+def compare(model: nn.Module) -> dict[str, Any]:
+    """One model, thinned in every way."""
+    image = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    alone = model(image)
+    row: dict[str, Any] = {}
+    with thin(model, (1, 2), keep_all):
+        row["all"] = distance(model(image), alone)
+    with merge(model, 0):
+        row["merge none"] = distance(model(image), alone)
+    for name, keep in (("half", HALF), ("adaptive", partial(keep_above_uniform, temperature=2.0))):
+        with thin(model, (1, 2), keep) as thinned:
+            found = model(image)
+        row[name] = distance(found, hidden_instead(model, thinned, image))
+        row[f"{name} moved"] = distance(found, alone)
+        row[f"{name} lengths"] = thinned.lengths
+        row[f"{name} kept"] = thinned.kept.values.sum(-1)[:, -1].flatten().tolist()
+        row["spans"] = [span.name for span in thinned.kept.keys.spans]
+    with merge(model, 3) as thinned:
+        row["merged"] = bool(model(image).isfinite().all())
+    row["merged lengths"] = thinned.lengths
+    try:
+        with thin(model, (1, 2), HALF, by_class_attention, fused):
+            row["fused"] = bool(model(image).isfinite().all())
+    except ValueError as problem:
+        row["fused"] = str(problem)
+    row["after"] = distance(model(image), alone)
+    return row
+
+
+@torch.no_grad()
+def written_out(model: nn.Module) -> float:
+    """How far a ragged batch is from hiding where attention is written out."""
+    image = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    with thin(model, (1, 2), partial(keep_above_uniform, temperature=2.0)) as thinned:
+        found = model(image)
+    return distance(found, hidden_instead(model, thinned, image))
+
+
+def refused(model: nn.Module) -> str:
+    """What is said of a model that cannot be thinned."""
+    try:
+        with thin(model, (1,), HALF):
+            return ""
+    except ValueError as problem:
+        return str(problem)
+
+
+def main(folder: str | None) -> dict[str, Any]:
+    """All models with fused attention, and two without."""
+    if folder is not None:
+        sys.path.append(folder)
+    timm = load()
+
+    def make(name: str) -> nn.Module:
+        torch.manual_seed(0)
+        kind, settings = MODELS[name]
+        return lively(timm.create_model(kind, pretrained=False, num_classes=5, **settings))
+
+    timm.layers.set_fused_attn(True)
+    rows: dict[str, Any] = {name: compare(make(name)) for name in MODELS}
+    timm.layers.set_fused_attn(False)
+    rows["written out"] = written_out(make("ViT"))
+    rows["refused"] = refused(make("BEiT (position bias)"))
+    return rows
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1] if len(sys.argv) > 1 else None), indent=1))
