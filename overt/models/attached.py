@@ -80,8 +80,8 @@ class Attached(nn.Module):
     """A backbone that classifies by what it attends to at its levels; `attach` makes one.
 
     Two departures from the paper, for backbones that were not trained with this head. The cells of
-    a level pass a batch norm first: the residual stream of a ViT has channels a hundred times as
-    large as others, and a score would see nothing else. And the query is made of the class token,
+    a level pass a batch norm first: some channels of a ViT are far larger than the others, and a
+    score would see nothing else. And the query is made of the class token,
     or of the mean of the last cells, not by more convolutions.
     """
 

@@ -70,7 +70,12 @@ class Checkup:
 
 def model(name: str, say: Callable[[str], None] = lambda line: None) -> Checkup:
     """Open a model as `overt look` does, and examine it."""
-    return examine(open_model(locate(name, say), name))
+    from overt.models.attached import Attached
+
+    subject = open_model(locate(name, say), name)
+    if isinstance(subject.model, Attached):
+        raise BadInput(f"{name} has attached attention, which needs no watching: `overt look` it.")
+    return examine(subject)
 
 
 def examine(subject: Subject) -> Checkup:

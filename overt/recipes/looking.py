@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from overt.errors import BadInput
 from overt.recipes.asking import Asked, Given, ask, is_picture, read, run
+from overt.recipes.attached import view_attached
 from overt.recipes.opening import Subject, locate, open_model, quiet
 from overt.recipes.seeing import (
     EXPLAINING,
@@ -122,7 +123,10 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
     import torch
 
     from overt.capture import Unseen, watch
+    from overt.models.attached import Attached
 
+    if isinstance(subject.model, Attached):
+        return _viewed(subject, *view_attached(subject, given, wish))
     with quiet():  # a long text is cut, and we say so ourselves
         asked = ask(subject, given)
         layouts, problem = layouts_for(subject, asked)
@@ -148,6 +152,12 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
         choices.append(choice)
     if not panels:
         raise refused[0]
+    return _viewed(subject, panels, choices, notes)
+
+
+def _viewed(
+    subject: Subject, panels: list["Panel"], choices: list["Choice"], notes: list[str]
+) -> Viewed:
     title = f"Where {_short(subject.name)} ({type(subject.model).__name__}) looks"
     return Viewed(title, tuple(panels), tuple(choices), tuple(note for note in notes if note))
 

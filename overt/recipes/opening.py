@@ -148,6 +148,11 @@ def open_model(folder: Path, name: str = "") -> Subject:
     if not isinstance(config, dict):
         raise Damaged(f"{folder / 'config.json'} is not the description of a model.")
     name = name or str(folder)
+    if config.get("kind") == "attached":
+        from overt.recipes.attached import open_attached
+
+        with quiet(), _opening(folder):
+            return open_attached(folder, name)
     if "architecture" in config and "model_type" not in config:
         return _open_timm(folder, config, name)
     if "model_type" not in config:
