@@ -1,6 +1,6 @@
 """What attention should be, and how far from it we are."""
 
-from overt.supervise import placebo
+from overt.supervise import placebo, surrogate
 from overt.supervise.adversary import Discriminator, deceive, tell_apart
 from overt.supervise.distributions import (
     coral,
@@ -14,6 +14,7 @@ from overt.supervise.distributions import (
 from overt.supervise.loss import Loss
 from overt.supervise.losses import classification, cross_entropy, kl, mse
 from overt.supervise.scale import Scale, Taught
+from overt.supervise.surrogate import Surrogates, surrogates
 from overt.supervise.targets import Targets, fitted, grad_cam, known, remembered
 from overt.supervise.transport import emd
 
@@ -21,6 +22,7 @@ __all__ = [
     "Discriminator",
     "Loss",
     "Scale",
+    "Surrogates",
     "Targets",
     "Taught",
     "classification",
@@ -41,5 +43,7 @@ __all__ = [
     "placebo",
     "remembered",
     "spread_gaussians",
+    "surrogate",
+    "surrogates",
     "tell_apart",
 ]

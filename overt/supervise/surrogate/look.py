@@ -1,0 +1,289 @@
+"""Asking a model about the same samples again and again, each time with other parts removed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from overt.attention import AttentionMap, Layout
+from overt.data.batch import Batch
+from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
+from overt.supervise.surrogate.places import Places
+
+
+@runtime_checkable
+class Answer(Protocol):
+    """What a model says: a prediction, and where it looked."""
+
+    @property
+    def prediction(self) -> Float[Tensor, "b c"]: ...
+    def looking_at(self, name: str) -> AttentionMap: ...
+
+
+@runtime_checkable
+class Asking(Protocol):
+    """A model that can be asked twice: `encode` once, `decide` for every mask.
+
+    One that also has `prepare(features)` gives a `decide(mask)` with all that no mask changes
+    already computed, such as a question that is read once, or the linear map of features: one
+    number a cell can be multiplied after it as well as before.
+    """
+
+    def encode(self, batch: Batch) -> Any: ...
+    def decide(self, features: Any, mask: Mapping[str, Tensor] | None = None) -> Answer: ...
+
+
+Decide = Callable[[Mapping[str, Tensor] | None], Answer]
+Score = Callable[[Float[Tensor, "n c"], Batch], Float[Tensor, " n"]]
+Reduce = Callable[[AttentionMap], AttentionMap]
+Select = Callable[[Any, Int[Tensor, " n"], int], Any]
+
+
+# --- how sure the model is of the truth
+
+
+def of_label(prediction: Float[Tensor, "n c"], batch: Batch) -> Float[Tensor, " n"]:
+    """The log-probability of the right class, in float32 at least.
+
+    The paper compares probabilities. Their logarithms have the same order, and go on telling apart
+    what has rounded to zero.
+    """
+    if batch.labels is None:
+        raise ValueError("surrogates are found with the right answers; these samples have none")
+    logs = prediction.to(torch.promote_types(prediction.dtype, torch.float32)).log_softmax(dim=-1)
+    return logs.gather(1, batch.labels[:, None])[:, 0]
+
+
+def of_answers(prediction: Float[Tensor, "n c"], batch: Batch) -> Float[Tensor, " n"]:
+    """The log-probabilities of several right answers, weighted by their soft scores.
+
+    The scores of a sample are divided by their sum. One whose answers are all unknown scores 0
+    for every mask, and keeps its whole input.
+    """
+    if batch.answers is None:
+        raise ValueError("these samples have no soft scores of answers")
+    precise = torch.promote_types(prediction.dtype, torch.float32)
+    weights = batch.answers.to(precise)
+    weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(precise).tiny)
+    logs = prediction.to(precise).log_softmax(dim=-1)
+    return torch.where(weights > 0, weights * logs, 0).sum(dim=-1)
+
+
+def of_truth(prediction: Float[Tensor, "n c"], batch: Batch) -> Float[Tensor, " n"]:
+    """`of_answers` where a sample may have several, else `of_label`."""
+    return (of_label if batch.answers is None else of_answers)(prediction, batch)
+
+
+# --- which map, when there are several
+
+
+def mean(attention: AttentionMap) -> AttentionMap:
+    """The mean over layers and over hops, glimpses or heads: of distributions, a distribution."""
+    return attention.over_heads().over_layers()
+
+
+def last_layer(attention: AttentionMap) -> AttentionMap:
+    """The last layer, its heads averaged: the last hop of stacked attention."""
+    return attention.layer(-1).over_heads()
+
+
+def every_one(attention: AttentionMap) -> AttentionMap:
+    """All layers and heads as they are."""
+    return attention
+
+
+# --- rows of features
+
+
+def rows_of(features: Any, rows: Int[Tensor, " n"], count: int) -> Any:
+    """The samples named, in their order, of features of `count` samples.
+
+    Tensors, maps, layouts, geometries and batches are known, in dataclasses, mappings and
+    sequences of any depth. A tensor with another first size is refused: it cannot be told whose
+    its rows are.
+    """
+    match features:
+        case Batch() | AttentionMap() | Layout():
+            return features.select(rows)
+        case PixelGeometry() | RegionGeometry() | TextGeometry():
+            return features[rows]
+        case Tensor():
+            if features.ndim == 0:
+                return features
+            if len(features) != count:
+                raise ValueError(
+                    f"features hold a tensor of shape {tuple(features.shape)} for {count} samples, "
+                    "whose rows are not theirs; say with select= how to take some of the samples"
+                )
+            return features[rows.to(features.device)]
+        case None | bool() | int() | float() | str() | bytes() | slice() | torch.Size():
+            return features
+        case Mapping():
+            return {name: rows_of(one, rows, count) for name, one in features.items()}
+        case list() | tuple():
+            return type(features)(rows_of(one, rows, count) for one in features)
+    if is_dataclass(features) and not isinstance(features, type):
+        found = {
+            one.name: rows_of(getattr(features, one.name), rows, count) for one in fields(features)
+        }
+        return replace(features, **found)
+    raise ValueError(
+        f"features hold a {type(features).__name__}, whose rows are not known; say with select= "
+        "how to take some of the samples"
+    )
+
+
+# --- asking
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What the model said about some samples with some masks, and how sure it was of the truth."""
+
+    score: Float[Tensor, " n"]
+    answer: Answer
+
+
+class Look:
+    """A batch that is encoded once and can be asked about with any mask; `asking` makes one.
+
+    `base` is the score of every sample with nothing removed, `places` what can be removed from it,
+    `seen` which keys its queries then see. Scores are on the CPU. Features are selected, and
+    prepared, once for as long as the same rows are asked about.
+    """
+
+    def __init__(
+        self,
+        model: Asking,
+        features: Any,
+        batch: Batch,
+        names: Sequence[str],
+        score: Score = of_truth,
+        reduce: Reduce = mean,
+        select: Select = rows_of,
+    ) -> None:
+        self.ids, self.names = batch.ids, tuple(names)
+        self._model, self._features, self._select = model, features, select
+        self._score, self._reduce = score, reduce
+        self._truth = Batch(
+            batch.ids, labels=batch.labels, answers=batch.answers, groups=batch.groups
+        )
+        self._held: dict[str, Tensor] = {}
+        self._rows: Tensor | None = None
+        self._asked: tuple[Decide, Batch]
+        everyone = torch.arange(len(batch))
+        whole = self(everyone, {})
+        wrong = ~whole.score.isfinite()
+        if wrong.any():
+            who = self.ids[int(wrong.nonzero()[0])]
+            raise ValueError(f"the model gives sample {who!r} no probability, but NaN or infinity")
+        self.base = whole.score
+        self.places = {n: Places.under(whole.answer.looking_at(n), n) for n in self.names}
+        self.seen = {n: one.mask for n, one in self.maps(whole.answer).items()}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __call__(
+        self, rows: Int[Tensor, " n"], masks: Mapping[str, Float[Tensor, "n k"]]
+    ) -> Looked:
+        """The answers about the samples in `rows`, each with its own mask, 1 to keep."""
+        if self._rows is None or not torch.equal(rows, self._rows):
+            self._take(rows)
+        decide, truth = self._asked
+        device = truth.labels.device if truth.labels is not None else None
+        if truth.answers is not None:
+            device = truth.answers.device
+        held = {name: mask[rows] for name, mask in self._held.items() if name not in masks}
+        found = {name: mask.to(device) for name, mask in {**held, **masks}.items()}
+        with torch.no_grad():
+            answer = decide(found or None)
+            score = self._score(answer.prediction, truth)
+        if score.shape != rows.shape:
+            raise ValueError(
+                f"a score of shape {tuple(score.shape)} for {len(rows)} masked samples; one number "
+                "a sample is needed"
+            )
+        return Looked(score.detach().cpu(), answer)
+
+    def maps(self, answer: Answer) -> dict[str, AttentionMap]:
+        """The maps behind an answer, by span name, reduced."""
+        return {name: _alone(self._reduce(answer.looking_at(name)), name) for name in self.names}
+
+    def holding(self, masks: Mapping[str, Float[Tensor, "b k"]]) -> "Look":
+        """The same batch with these masks in place from now on: `base` and all are of what is left.
+
+        What can be removed is still what the whole input had.
+        """
+        other = object.__new__(Look)
+        other.__dict__.update(self.__dict__)
+        other._held = {**self._held, **masks}
+        other._rows = None
+        other.base = other(torch.arange(len(self)), {}).score
+        return other
+
+    def _take(self, rows: Tensor) -> None:
+        features, truth = self._features, self._truth
+        if not torch.equal(rows, torch.arange(len(self))):
+            features = self._select(features, rows, len(self))
+            truth = truth.select(rows)
+        prepare = getattr(self._model, "prepare", None)
+        if callable(prepare):
+            with torch.no_grad():
+                decide = prepare(features)
+        else:
+
+            def decide(mask: Mapping[str, Tensor] | None) -> Answer:
+                return self._model.decide(features, mask)
+
+        self._rows, self._asked = rows.clone(), (decide, truth)
+
+
+@contextmanager
+def asking(
+    model: Asking,
+    batch: Batch,
+    names: Sequence[str],
+    score: Score = of_truth,
+    reduce: Reduce = mean,
+    select: Select = rows_of,
+) -> Iterator[Look]:
+    """Encode a batch once, to be asked about spans `names` again and again inside the block.
+
+    The model is in evaluation mode and makes no graph there; afterwards every module is as it was
+    found, and so are the streams of random numbers.
+
+        with asking(model, batch, ["image"]) as look:
+            found = search(look, Grids(500))
+    """
+    with resting(model), torch.no_grad():
+        yield Look(model, model.encode(batch), batch, names, score, reduce, select)
+
+
+@contextmanager
+def resting(model: Any) -> Iterator[None]:
+    """Every module in evaluation mode, and random numbers that nobody else misses."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    before = [module.training for module in modules]
+    with torch.random.fork_rng():
+        try:
+            for module in modules:
+                module.training = False
+            yield
+        finally:
+            for module, training in zip(modules, before, strict=True):
+                module.training = training
+
+
+def _alone(attention: AttentionMap, name: str) -> AttentionMap:
+    names = [span.name for span in attention.keys.spans]
+    if names != [name]:
+        raise ValueError(
+            f"the map over {name!r} has the keys {names}; give a reduce= that takes the block to "
+            f"{name!r} alone, with AttentionMap.between"
+        )
+    return attention

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overt.supervise.surrogate.draws import chances, distinct, draws, keys_of
+
+
+def slow(key: int, count: int) -> list[int]:
+    """SplitMix64 as its authors write it, one number after the other."""
+    found, state, whole = [], key, 2**64 - 1
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & whole
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & whole
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & whole
+        found.append(z ^ (z >> 31))
+    return found
+
+
+def test_the_published_numbers():
+    """The first of seed 1234567, as in other implementations of SplitMix64."""
+    found = draws(np.array([1234567], np.uint64), 3)[0]
+    assert found.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 20))
+def test_draws_agree_with_the_slow_copy(key, start):
+    found = draws(np.array([key, 7], np.uint64), 5, start)
+    assert found[0].tolist() == slow(key, start + 5)[start:]
+    assert found[1].tolist() == slow(7, start + 5)[start:]
+
+
+def test_a_stream_belongs_to_its_sample():
+    both = keys_of(["a", "b"], 0)
+    assert keys_of(["b"], 0)[0] == both[1] != both[0]
+    assert keys_of(["a"], 1)[0] != both[0] != keys_of(["a"], 0, "other")[0]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.5, 1.0])
+def test_chances_come_as_often_as_asked(chance):
+    found = chances(keys_of(["a", "b"], 0), 20000, chance)
+    assert found.shape == (2, 20000)
+    assert abs(found.mean() - chance) < (0.01 if 0 < chance < 1 else 1e-12)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 2**64 - 1))
+def test_distinct_numbers_are_distinct(total, count, key):
+    found = distinct(np.uint64(key), total, count)
+    assert len(found) == len(set(found.tolist())) == min(total, count)
+    assert found.min() >= 0 and found.max() < total
+    longer = distinct(np.uint64(key), total, count + 1)
+    if count + 1 < total:
+        assert len(set(found) - set(longer)) <= count  # both begin with the same draws

@@ -1,0 +1,117 @@
+"""Small worlds for searches: models whose best mask is known, and data to ask them about."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from overt.attention import AttentionMap, grid, words
+from overt.data.batch import Batch
+from overt.models.output import Output
+from overt.supervise.surrogate.places import Places
+
+
+@dataclass(frozen=True)
+class About:
+    """A batch that masks are asked for, without a model."""
+
+    ids: tuple[str, ...]
+    places: Mapping[str, Places]
+
+
+def pictures(count: int, shape: tuple[int, int] = (8, 8)) -> About:
+    names = tuple(f"sample-{number}" for number in range(count))
+    present = torch.ones(count, shape[0] * shape[1], dtype=torch.bool)
+    return About(names, {"image": Places(shape, present)})
+
+
+def texts(*lengths: int) -> About:
+    names = tuple(f"text-{number}" for number in range(len(lengths)))
+    present = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return About(names, {"text": Places((max(lengths),), present)})
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    cells: Tensor
+    words: Tensor
+    present: Tensor
+
+
+class Planted(nn.Module):
+    """Class 1 is likely where cell `good` is seen, and unlikely where cell `bad` is.
+
+    Attention goes where something is left: the softmax of the masked cells' brightness. Words
+    count one each, for or against.
+    """
+
+    def __init__(self, shape: tuple[int, int] = (4, 4), good: int = 5, bad: int = 10) -> None:
+        super().__init__()
+        self.shape, self.good, self.bad = shape, good, bad
+        self.weight = nn.Parameter(torch.tensor(3.0))
+        self.drop = nn.Dropout(0.5)
+        self.encoded = 0
+        self.asked: list[int] = []
+
+    def encode(self, batch: Batch) -> Seen:
+        self.encoded += 1
+        cells = batch.features[..., 0]
+        tokens = torch.zeros(len(batch), 1) if batch.tokens is None else batch.tokens.float()
+        there = torch.ones_like(tokens, dtype=torch.bool)
+        return Seen(cells, tokens, there if batch.token_mask is None else batch.token_mask)
+
+    def decide(self, features: Seen, mask: Mapping[str, Tensor] | None = None) -> Output:
+        mask = mask or {}
+        self.asked.append(len(features.cells))
+        cells = features.cells * mask.get("image", 1)
+        tokens = features.words * mask.get("text", 1) * features.present
+        score = self.weight * (cells[:, self.good] - cells[:, self.bad]) + tokens.sum(dim=1)
+        prediction = self.drop(torch.stack([torch.zeros_like(score), score], dim=1))
+        over_cells = AttentionMap.from_scores(
+            torch.stack([cells, 2 * cells], dim=1)[:, None, :, None], grid(*self.shape)
+        )
+        over_words = AttentionMap.from_scores(
+            tokens[:, None, None, None], words(tokens.shape[1]), mask=features.present[:, None]
+        )
+        return Output(prediction, (over_cells, over_words))
+
+    def forward(self, batch: Batch) -> Output:
+        return self.decide(self.encode(batch))
+
+
+class Toys:
+    """Items of one or two samples each, with cells, words and labels that follow from their ids."""
+
+    name = "toys"
+
+    def __init__(self, items: int = 10, split: str = "train", shape: tuple[int, int] = (4, 4)):
+        self.items, self.split, self.cells = items, split, shape[0] * shape[1]
+
+    def __len__(self) -> int:
+        return self.items
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        names = [(item, part) for item in indices for part in range(item % 2 + 1)]
+        rows = [self._sample(10 * item + part) for item, part in names]
+        width = max(len(tokens) for _, tokens in rows)
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        there = torch.zeros(len(rows), width, dtype=torch.bool)
+        for row, (_, own) in enumerate(rows):
+            tokens[row, : len(own)], there[row, : len(own)] = own, True
+        return Batch(
+            tuple(f"{item}.{part}" for item, part in names),
+            features=torch.stack([cells for cells, _ in rows])[..., None],
+            tokens=tokens,
+            token_mask=there,
+            labels=torch.ones(len(rows), dtype=torch.long),
+        )
+
+    def digest(self) -> str:
+        return f"toys {self.items}"
+
+    def _sample(self, seed: int) -> tuple[Tensor, Tensor]:
+        drawn = torch.Generator().manual_seed(seed)
+        length = int(torch.randint(1, 6, (), generator=drawn))
+        tokens = torch.randint(-2, 3, (length,), generator=drawn)
+        return torch.rand(self.cells, generator=drawn), tokens
