@@ -1,7 +1,16 @@
 """Numbers: one a sample, with what they mean. See `Measure`, and `statistics` for means."""
 
+from overt.data.answers import vqa_scores
 from overt.measure.agreement import js, kl, spearman
-from overt.measure.answers import accuracy, by_group, chance, soft_accuracy, vqa_scores
+from overt.measure.answers import (
+    accuracy,
+    by_group,
+    chance,
+    reachable,
+    soft_accuracy,
+    vqa_accuracy,
+    wups,
+)
 from overt.measure.calibration import Reliability, equal_mass, equal_width, reliability
 from overt.measure.consistency import of_others, view_consistency
 from overt.measure.controls import shuffled, uniform
@@ -117,6 +126,7 @@ __all__ = [
     "pointing_game",
     "product",
     "random_cells",
+    "reachable",
     "reliability",
     "removed",
     "root_of_product",
@@ -134,6 +144,8 @@ __all__ = [
     "uniform",
     "unlike",
     "view_consistency",
+    "vqa_accuracy",
     "vqa_scores",
     "whitening",
+    "wups",
 ]

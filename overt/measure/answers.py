@@ -1,12 +1,15 @@
 """Are the answers right?"""
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from overt.data.answers import Reading, as_published, vqa_scores
 from overt.measure.measured import Measured, defined, measured
 
 
@@ -16,20 +19,6 @@ def accuracy(logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> Measure
     return defined((logits.argmax(dim=-1) == labels).double(), labels >= 0)
 
 
-def vqa_scores(counts: Float[Tensor, "b c"], annotators: int = 10) -> Float[Tensor, "b c"]:
-    """The score of each answer that `counts` of the annotators gave (Antol et al. 2015).
-
-    An answer is worth `min(n / 3, 1)`, and each annotator in turn is left out, so that people can
-    be scored by the same rule: the mean over all choices of 9 out of 10.
-
-    >>> vqa_scores(torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]]))
-    tensor([[0.0000, 0.3000, 0.6000, 0.9000, 1.0000]])
-    """
-    own_left_out = ((counts - 1).clamp_min(0) / 3).clamp_max(1)
-    other_left_out = (counts / 3).clamp_max(1)
-    return (counts * own_left_out + (annotators - counts) * other_left_out) / annotators
-
-
 @measured("soft accuracy", "share", higher_is_better=True, low=0.0, high=1.0)
 def soft_accuracy(logits: Float[Tensor, "b c"], answers: Float[Tensor, "b c"]) -> Measured:
     """What the answer with the largest logit is worth; `answers` scores every class.
@@ -37,6 +26,72 @@ def soft_accuracy(logits: Float[Tensor, "b c"], answers: Float[Tensor, "b c"]) -
     With `vqa_scores` this is the accuracy of VQA. A question that no class answers counts 0.
     """
     return answers.gather(-1, logits.argmax(dim=-1, keepdim=True))[:, 0].float()
+
+
+@measured("VQA accuracy", "share", higher_is_better=True, low=0.0, high=1.0)
+def vqa_accuracy(
+    answers: Sequence[str], truths: Sequence[Sequence[str]], reading: Reading = as_published
+) -> Measured:
+    """What each answer is worth to the people who answered the same question: `vqa_scores`.
+
+    `reading` says how spellings are made alike: `as_published` is the official evaluation,
+    `normalized` treats both sides alike, `as_said` compares letters.
+    """
+    if len(answers) != len(truths):
+        raise ValueError(f"{len(answers)} answers to {len(truths)} questions")
+    found = [_worth(*reading(*one)) for one in zip(answers, truths, strict=True)]
+    return torch.tensor(found, dtype=torch.float32)
+
+
+@measured("reachable VQA accuracy", "share", higher_is_better=None, low=0.0, high=1.0)
+def reachable(
+    truths: Sequence[Sequence[str]],
+    reading: Reading = as_published,
+    spell: Callable[[str], str] = str,
+) -> Measured:
+    """The most that any of people's own answers is worth: 0 where a question cannot be answered.
+
+    `spell` is what a model's classes make of an answer: `normalize` where the classes were
+    normalised. What is lost then is lost to every such model, whatever it learns.
+    """
+    found = []
+    for given in truths:
+        worth = [_worth(*reading(spell(answer), given)) for answer in dict.fromkeys(given)]
+        found.append(max(worth, default=0.0))
+    return torch.tensor(found, dtype=torch.float32)
+
+
+@measured("WUPS", "share", higher_is_better=True, low=0.0, high=1.0)
+def wups(
+    answers: Sequence[Sequence[str]],
+    truths: Sequence[Sequence[str]],
+    alike: Callable[[str, str], float],
+    threshold: float = 0.9,
+) -> Measured:
+    """How alike two sets of answers are in meaning (Malinowski and Fritz 2014, section 2.3).
+
+    Every answer is held against the most similar true one, and the other way round; similarities
+    are multiplied and the smaller product counts. `alike` gives the similarity of two words from 0
+    to 1, as Wu and Palmer's does over WordNet; below `threshold` it is worth a tenth. With the
+    threshold 1 and `alike` 1 for equal words only this is accuracy over sets, where a miss of
+    similarity 0 counts 0.
+    """
+    if len(answers) != len(truths):
+        raise ValueError(f"{len(answers)} answers to {len(truths)} questions")
+
+    def worth(one: str, other: str) -> float:
+        found = 1.0 if one == other else alike(one, other)
+        return found if found >= threshold else 0.1 * found
+
+    found = []
+    for given, true in zip(answers, truths, strict=True):
+        if not given or not true:
+            found.append(float(not given and not true))
+            continue
+        there = math.prod(max(worth(a, t) for t in true) for a in given)
+        back = math.prod(max(worth(a, t) for a in given) for t in true)
+        found.append(min(there, back))
+    return torch.tensor(found, dtype=torch.float32)
 
 
 @measured("chance", "share", higher_is_better=None, low=0.0, high=1.0)
@@ -64,3 +119,12 @@ def by_group(values: Measured, groups: Sequence[str]) -> dict[str, Tensor]:
     for at, name in enumerate(groups):
         rows[name].append(at)
     return {name: values[rows[name]] for name in sorted(rows)}
+
+
+def _worth(answer: str, truths: Sequence[str]) -> float:
+    return _score(sum(truth == answer for truth in truths), len(truths)) if truths else 0.0
+
+
+@cache
+def _score(agreeing: int, people: int) -> float:
+    return float(vqa_scores(torch.tensor([[float(agreeing)]]), people))

@@ -5,7 +5,18 @@ import sklearn.dummy
 import sklearn.metrics
 import torch
 
-from overt.measure import accuracy, by_group, chance, mean, soft_accuracy, vqa_scores
+from overt.data.answers import as_first_published, as_said, normalize, normalized
+from overt.measure import (
+    accuracy,
+    by_group,
+    chance,
+    mean,
+    reachable,
+    soft_accuracy,
+    vqa_accuracy,
+    vqa_scores,
+    wups,
+)
 
 
 def test_accuracy_agrees_with_sklearn(generator):
@@ -23,14 +34,102 @@ def test_a_sample_without_a_label_is_not_counted():
     assert found[1].isnan() and mean(found) == 0.5
 
 
-@pytest.mark.parametrize("annotators", [10, 5])
-def test_vqa_scores_agree_with_every_choice_of_annotators(annotators):
-    for count in range(annotators + 1):
-        people = [True] * count + [False] * (annotators - count)
-        choices = list(itertools.combinations(people, annotators - 1))
-        expected = sum(min(sum(chosen) / 3, 1) for chosen in choices) / len(choices)
-        found = vqa_scores(torch.tensor([[float(count)]]), annotators)
-        assert float(found) == pytest.approx(expected)
+def slow_vqa_accuracy(answer: str, truths: list[str]) -> float:
+    """The official evaluation, person by person: each is left out in turn, others agree or not."""
+    if len(set(truths)) > 1:
+        truths = [normalize(truth) for truth in truths]
+        answer = normalize(answer)
+    scores = []
+    for left_out in range(len(truths)):
+        others = [truth for number, truth in enumerate(truths) if number != left_out]
+        scores.append(min(1.0, sum(other == answer for other in others) / 3))
+    return sum(scores) / len(scores)
+
+
+TRUTHS = [
+    ["red"] * 10,
+    ["two"] * 10,
+    ["two"] * 9 + ["3"],
+    ["2"] * 2 + ["two"] * 8,
+    ["dont know"] * 4 + ["no"] * 6,
+    ["t-shirt"] * 4 + ["shirt"] * 3 + ["a shirt"] * 3,
+    ["Yes"] * 5 + ["yes"] * 5,
+    ["a"] * 4 + ["b"] * 3 + ["c"] * 2 + ["d"],
+]
+
+
+def test_vqa_accuracy_agrees_with_a_slow_copy():
+    for truths in TRUTHS:
+        for answer in {*truths, "no", "shirt", "2"}:
+            found = float(vqa_accuracy([answer], [truths]))
+            assert found == pytest.approx(slow_vqa_accuracy(answer, truths))
+
+
+def test_the_mean_is_over_questions_not_over_batches():
+    answers = ["red", "no", "no", "yes", "a"]
+    truths = [TRUTHS[0], TRUTHS[4], TRUTHS[0], TRUTHS[6], TRUTHS[7]]
+    whole = mean(vqa_accuracy(answers, truths))
+    expected = sum(map(slow_vqa_accuracy, answers, truths)) / 5
+    assert whole == pytest.approx(expected)
+    parts = [vqa_accuracy(answers[:4], truths[:4]), vqa_accuracy(answers[4:], truths[4:])]
+    assert mean(torch.cat(parts)) == pytest.approx(expected)
+    assert (mean(parts[0]) + mean(parts[1])) / 2 != pytest.approx(expected)
+    by_type = by_group(
+        vqa_accuracy(answers, truths), ["other", "yes/no", "other", "yes/no", "other"]
+    )
+    assert mean(by_type["yes/no"]) == pytest.approx((1 + 1) / 2)
+
+
+def test_spellings_that_make_questions_unanswerable():
+    assert reachable(TRUTHS).tolist() == [1] * 8
+    lost = reachable(TRUTHS, spell=normalize)
+    assert lost.tolist() == [1, 0, 1, 1, 1, 1, 1, 1]  # "two" stays "two" where all agree
+    assert reachable(TRUTHS, normalized, normalize).tolist() == [1] * 8
+    first = reachable(TRUTHS, as_first_published)
+    assert first.tolist() == pytest.approx([1, 0, 0.3, 0.6, 1, 1, 1, 0.9])
+    assert reachable([[]]).tolist() == [0]
+    assert float(vqa_accuracy(["two"], [TRUTHS[2]])) == 1
+    assert float(vqa_accuracy(["two"], [TRUTHS[2]], as_first_published)) == 0
+    assert float(vqa_accuracy(["YES"], [TRUTHS[6]], as_said)) == 0
+
+
+def slow_wups(given: list[str], true: list[str], table: dict, threshold: float) -> float:
+    def mu(a: str, t: str) -> float:
+        found = 1.0 if a == t else table.get((a, t), table.get((t, a), 0.0))
+        return found * (1.0 if found >= threshold else 0.1)
+
+    one, other = 1.0, 1.0
+    for a in given:
+        one *= max(mu(a, t) for t in true)
+    for t in true:
+        other *= max(mu(a, t) for a in given)
+    return min(one, other)
+
+
+def test_wups_agrees_with_a_slow_copy():
+    table = {("cup", "mug"): 0.95, ("cup", "table"): 0.5, ("red", "blue"): 0.92}
+
+    def alike(one: str, other: str) -> float:
+        return table.get((one, other), table.get((other, one), 0.0))
+
+    words = ["cup", "mug", "table", "red", "blue"]
+    sets = [[a, b] for a in words for b in words if a != b] + [[a] for a in words]
+    for threshold in (0.0, 0.9):
+        pairs = list(itertools.product(sets, sets))
+        found = wups([a for a, _ in pairs], [t for _, t in pairs], alike, threshold)
+        expected = [slow_wups(a, t, table, threshold) for a, t in pairs]
+        assert found.tolist() == pytest.approx(expected)
+    assert wups([["cup"]], [["mug"]], alike).tolist() == pytest.approx([0.95])
+    assert wups([["cup"]], [["table"]], alike).tolist() == pytest.approx([0.05])
+    assert wups([["cup"]], [["cup", "table"]], alike, 0.0).tolist() == pytest.approx([0.5])
+    assert wups([[], []], [[], ["cup"]], alike).tolist() == [1, 0]
+
+
+def test_answers_and_questions_must_be_as_many():
+    with pytest.raises(ValueError, match="1 answers to 2 questions"):
+        vqa_accuracy(["a"], [["a"], ["b"]])
+    with pytest.raises(ValueError, match="1 answers to 2 questions"):
+        wups([["a"]], [["a"], ["b"]], lambda a, b: 0.0)
 
 
 def test_soft_accuracy_is_what_the_answer_is_worth():
