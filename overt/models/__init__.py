@@ -9,7 +9,9 @@ from overt.models.aggregate import (
     Sum,
 )
 from overt.models.attached import Attached, attach
-from overt.models.cnn import Backbone, Cells, SmallCNN
+from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN
+from overt.models.eyes import CachedEye, Eye, PlacedEye, TrainedEye
+from overt.models.finetuned import TextTransformer, finetune
 from overt.models.hard import (
     HardAttention,
     asked,
@@ -49,7 +51,15 @@ from overt.models.selection import (
     softened,
     straight_through,
 )
-from overt.models.text import TextClassifier, WordAttention, Words, redundancy
+from overt.models.showask import AskSizes, ShowAskAttend
+from overt.models.stacked import StackedAttention, StackSizes
+from overt.models.text import (
+    StructuredClassifier,
+    TextClassifier,
+    WordAttention,
+    Words,
+    redundancy,
+)
 from overt.models.thinning.choosing import (
     by_chance,
     by_class_attention,
@@ -67,13 +77,17 @@ __all__ = [
     "VQA",
     "Adopted",
     "Aggregate",
+    "AskSizes",
     "Asked",
     "Attached",
     "AttentionClassifier",
+    "AttentiveCNN",
     "Backbone",
     "Blind",
+    "CachedEye",
     "Cells",
     "Decoder",
+    "Eye",
     "HardAttention",
     "Kept",
     "Level",
@@ -84,19 +98,26 @@ __all__ = [
     "Order",
     "Output",
     "Pairwise",
+    "PlacedEye",
     "Relation",
     "ResNet",
     "ResNetAttention",
     "Rule",
     "Selection",
+    "ShowAskAttend",
     "Sizes",
     "SmallCNN",
     "SoftAttention",
+    "StackSizes",
+    "StackedAttention",
     "State",
+    "StructuredClassifier",
     "Sum",
     "Supervised",
     "TextClassifier",
+    "TextTransformer",
     "Thinned",
+    "TrainedEye",
     "VGGAttention",
     "VGGGap",
     "VGGProgressive",
@@ -117,6 +138,7 @@ __all__ = [
     "dot",
     "drawn",
     "every",
+    "finetune",
     "fused",
     "gather",
     "indep",

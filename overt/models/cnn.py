@@ -1,4 +1,4 @@
-"""Small convolutional networks that turn images into cells, and a classifier without attention."""
+"""Small convolutional networks that turn images into cells, and classifiers on top of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from overt.attention import Layout, grid
 from overt.data.batch import Batch
 from overt.models import pretrained
 from overt.models.output import Output
+from overt.models.weighing import weigh
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,10 @@ class Cells:
         if mask is None or "image" not in mask:
             return self.values
         return self.values * mask["image"][..., None].to(self.values.dtype)
+
+    def pooled(self) -> Float[Tensor, "b d"]:
+        """The mean of the cells: what the image is, whatever is attended to."""
+        return self.values.mean(dim=1)
 
 
 class Backbone(nn.Module):
@@ -51,6 +56,20 @@ class Backbone(nn.Module):
         return self.blocks(pixels)
 
 
+def see_cells(backbone: nn.Module, batch: Batch) -> Cells:
+    """The cells of each sample's image; an image that samples share is seen once.
+
+    Cells stand on the axis before the last, row by row, with all of their channels: a view of
+    another shape would take numbers of several cells for one.
+    """
+    if batch.images is None:
+        raise ValueError("an image classifier needs a batch with images")
+    features = backbone(batch.images)[batch.image_index]
+    height, width = features.shape[-2:]
+    layout = grid(height, width, geometry=batch.sample_geometry)
+    return Cells(rearrange(features, "b d y x -> b (y x) d"), layout)
+
+
 class SmallCNN(nn.Module):
     """A classifier that averages the cells: the baseline of a network that does not attend.
 
@@ -69,12 +88,7 @@ class SmallCNN(nn.Module):
 
     def encode(self, batch: Batch) -> Cells:
         """The features of every cell of every sample's image."""
-        if batch.images is None:
-            raise ValueError("an image classifier needs a batch with images")
-        features = self.backbone(batch.images)[batch.image_index]
-        height, width = features.shape[-2:]
-        layout = grid(height, width, geometry=batch.sample_geometry)
-        return Cells(rearrange(features, "b d y x -> b (y x) d"), layout)
+        return see_cells(self.backbone, batch)
 
     def decide(self, features: Cells, mask: Mapping[str, Tensor] | None = None) -> Output:
         """Classes from the mean of the cells."""
@@ -94,6 +108,66 @@ class SmallCNN(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> "SmallCNN":
+        """Read a model written by `save_pretrained`."""
+        return pretrained.load(lambda config: cls(**config), folder)
+
+
+class AttentiveCNN(nn.Module):
+    """A small CNN to 32 x 8 x 8 features and self-attention over the 64 cells.
+
+    The CIFAR-10 model of "Self Supervision for Attention Networks", which states the size of the
+    features and nothing else. Attention is that of Lin et al. with one hop, `softmax(w tanh(W x))`:
+    attention of every cell to every cell would give no single map to supervise. Widths before the
+    last layer, the hidden size and the decision from the attended sum alone are our own choice.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        channels: Sequence[int] = (64, 64, 64, 32),
+        hidden: int = 32,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.made_with: dict[str, Any] = {
+            "classes": classes,
+            "channels": list(channels),
+            "hidden": hidden,
+            "dropout": dropout,
+        }
+        halved = [2 if at in (1, 2) else 1 for at in range(len(channels))]
+        self.backbone = Backbone(channels, halved)
+        self.inner = nn.Linear(self.backbone.channels, hidden, bias=False)
+        self.outer = nn.Linear(hidden, 1, bias=False)
+        self.decision = nn.Sequential(
+            nn.Dropout(dropout), nn.Linear(self.backbone.channels, classes)
+        )
+
+    def encode(self, batch: Batch) -> Cells:
+        """The features of every cell of every sample's image."""
+        return see_cells(self.backbone, batch)
+
+    def decide(self, features: Cells, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """Classes from the cells that are attended to."""
+        cells = features.masked(mask)
+        scores = self.outer(torch.tanh(self.inner(cells)))
+        summary, attention = weigh(scores, cells, features.layout)
+        return Output(self.decision(summary[:, 0]), (attention,))
+
+    def forward(self, batch: Batch) -> Output:
+        """Classes of a batch of images."""
+        return self.decide(self.encode(batch))
+
+    def config(self) -> dict[str, Any]:
+        """The values this model was made with."""
+        return {**self.made_with, "channels": [*self.made_with["channels"]]}
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and the weights."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> "AttentiveCNN":
         """Read a model written by `save_pretrained`."""
         return pretrained.load(lambda config: cls(**config), folder)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ from overt.models.cnn import Backbone, Cells, coordinates
 from overt.models.hard import HardAttention, hard_from
 from overt.models.output import Output
 from overt.models.text import WordAttention, Words
+from overt.models.weighing import weigh
 
 
 @runtime_checkable
@@ -106,11 +107,8 @@ class SoftAttention(nn.Module):
     ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
         """The weighted sum of every glimpse, side by side, and the map behind them."""
         joint = torch.relu(self.join(self.of_cell(cells), self.of_question(question)[:, None]))
-        scores = self.score(joint)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        attention = AttentionMap.from_scores(rearrange(scores, "b k h -> b 1 h 1 k"), layout)
-        weights = rearrange(attention.weights, "b 1 h 1 k -> b h k").to(cells.dtype)
-        return einsum(weights, cells, "b h k, b k d -> b h d").flatten(1), attention
+        summary, attention = weigh(self.score(joint), cells, layout)
+        return summary.flatten(1), attention
 
     def config(self) -> dict[str, Any]:
         """The sizes of the layers and how the two sides are joined."""
@@ -145,6 +143,10 @@ class Asked:
 
     cells: Cells
     words: Words
+
+    def pooled(self) -> Float[Tensor, "b d"]:
+        """The mean of the cells beside the mean of the words."""
+        return torch.cat([self.cells.pooled(), self.words.pooled()], dim=-1)
 
 
 @dataclass(frozen=True)

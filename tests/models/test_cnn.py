@@ -7,7 +7,7 @@ from torch import nn
 
 from overt.attention import grid
 from overt.geometry import PixelGeometry
-from overt.models.cnn import Backbone, Cells, SmallCNN, coordinates
+from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN, coordinates, see_cells
 from overt.testing import check_model, toy_batch
 
 
@@ -145,3 +145,70 @@ def test_places_run_from_corner_to_corner():
 def test_a_batch_without_images_is_refused():
     with pytest.raises(ValueError, match="needs a batch with images"):
         small()(replace(toy_batch(), images=None, geometry=None, image_of=None))
+
+
+# --- with attention
+
+
+def attentive() -> AttentiveCNN:
+    torch.manual_seed(0)
+    return AttentiveCNN(classes=3, channels=(4, 4, 6, 5), hidden=7)
+
+
+def test_the_attentive_one_keeps_the_contract_and_comes_back(tmp_path):
+    check_model(attentive, toy_batch())
+    net = attentive().eval()
+    net.save_pretrained(tmp_path / "net")
+    back = AttentiveCNN.from_pretrained(tmp_path / "net")
+    assert torch.equal(back(toy_batch()).prediction, net(toy_batch()).prediction)
+    net.config()["channels"].append(1)
+    assert back.config() == net.config()
+
+
+def test_the_attentive_one_sees_32_by_8_by_8_as_published():
+    net, batch = AttentiveCNN(classes=10).eval(), toy_batch()
+    features = net.encode(batch)
+    assert features.values.shape == (4, 64, 32)
+    assert features.layout.find("image").shape == (8, 8)
+    assert net(batch).looking_at("image").weights.shape == (4, 1, 1, 1, 64)
+
+
+def test_its_attention_agrees_with_its_equation():
+    """softmax(w tanh(W x)) over the cells and the weighted sum, one cell at a time."""
+    net = attentive().double().eval()
+    features = net.encode(toy_batch())
+    mask = torch.rand(features.values.shape[:2], dtype=torch.float64)
+    found = net.decide(features, {"image": mask})
+    linear = net.decision[1]
+    for b in range(len(mask)):
+        cells = [m * cell for m, cell in zip(mask[b], features.values[b], strict=True)]
+        raised = [(net.outer.weight @ torch.tanh(net.inner.weight @ one)).exp() for one in cells]
+        weights = torch.stack(raised)[:, 0] / sum(raised)
+        torch.testing.assert_close(found.attention[0].weights[b].flatten(), weights)
+        summary = sum(w * cell for w, cell in zip(weights, cells, strict=True))
+        torch.testing.assert_close(found.prediction[b], linear.weight @ summary + linear.bias)
+
+
+def test_finding_19_a_cell_has_the_channels_of_its_own_place():
+    """A view in the place of a transpose would give it numbers of several places."""
+    features = torch.arange(2 * 3 * 2 * 4.0).view(2, 3, 2, 4)
+    batch = sized(2, 4)
+    cells = see_cells(_Fixed(features), batch).values
+    for b in range(2):
+        for y in range(2):
+            for x in range(4):
+                assert torch.equal(cells[b, 4 * y + x], features[b, :, y, x])
+    assert not torch.equal(cells, features.reshape(2, 8, 3))
+
+
+class _Fixed(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.features = features
+
+    def forward(self, images):
+        return self.features
+
+
+def test_pooled_cells_are_their_mean():
+    assert Cells(torch.tensor([[[1.0, 2], [3, 6]]]), grid(1, 2)).pooled().tolist() == [[2, 4]]

@@ -6,7 +6,14 @@ import torch
 from torch import nn
 
 from overt.attention import AttentionMap, words
-from overt.models.text import TextClassifier, WordAttention, Words, redundancy
+from overt.models.text import (
+    StructuredClassifier,
+    TextClassifier,
+    WordAttention,
+    Words,
+    read_words,
+    redundancy,
+)
 from overt.testing import check_model, toy_batch
 
 
@@ -163,3 +170,94 @@ def test_half_precision_is_attended_in_full():
 def test_a_batch_without_tokens_is_refused():
     with pytest.raises(ValueError, match="needs a batch with tokens"):
         small()(replace(toy_batch(), tokens=None, token_mask=None, text=None))
+
+
+# --- as the papers have it
+
+
+def structured(**more) -> StructuredClassifier:
+    torch.manual_seed(0)
+    sizes = {"word": 5, "state": 4, "hidden": 6, "hops": 3, "joint": 7, **more}
+    return StructuredClassifier(vocabulary=10, classes=3, **sizes)
+
+
+def test_the_structured_classifier_keeps_the_contract(tmp_path):
+    check_model(structured, toy_batch())
+    net = structured(dropout=0.2).eval()
+    net.save_pretrained(tmp_path / "net")
+    back = StructuredClassifier.from_pretrained(tmp_path / "net")
+    assert torch.equal(back(toy_batch()).prediction, net(toy_batch()).prediction)
+    assert back.config() == net.config() and net.config()["dropout"] == 0.2
+
+
+def test_the_structured_classifier_has_the_published_sizes():
+    with torch.device("meta"):
+        net = StructuredClassifier(vocabulary=100, classes=6)
+    shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
+    assert shapes["embed.weight"] == (100, 300) and shapes["read.weight_hh_l0"] == (4 * 256, 256)
+    assert shapes["attend.inner.weight"] == (350, 512) and shapes["attend.outer.weight"] == (
+        30,
+        350,
+    )
+    assert shapes["decision.0.weight"] == (2000, 30 * 512)
+    assert shapes["decision.1.weight"] == (6, 2000)
+    assert [type(one) for one in net.decision] == [nn.Linear, nn.Linear]
+
+
+def test_the_structured_classifier_agrees_with_its_equations():
+    """States word by word in both directions, equations 4 to 6, two linear layers."""
+    net, batch = structured().double().eval(), toy_batch()
+    embedded = net.encode(batch).values
+    cells = [nn.LSTMCell(5, 4).double() for _ in range(2)]
+    for cell, end in zip(cells, ("l0", "l0_reverse"), strict=True):
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            setattr(cell, name, getattr(net.read, f"{name}_{end}"))
+    found = net(batch)
+    for b in range(len(batch)):
+        n = int(batch.token_mask[b].sum())
+        runs = []
+        for cell, order in zip(cells, (range(n), reversed(range(n))), strict=True):
+            state, run = None, {}
+            for at in order:
+                state = cell(embedded[b, at][None], state)
+                run[at] = state[0][0]
+            runs.append(run)
+        states = torch.stack([torch.cat([runs[0][at], runs[1][at]]) for at in range(n)])
+        weights, summary = slow_attention(net.attend, states, torch.ones(n, dtype=torch.bool))
+        torch.testing.assert_close(found.attention[0].weights[b, 0, :, 0, :n].tolist(), weights)
+        first, second = net.decision
+        joint = first.weight @ torch.tensor(summary).double().flatten() + first.bias
+        torch.testing.assert_close(found.prediction[b], second.weight @ joint + second.bias)
+
+
+def test_finding_13_a_mask_leaves_padding_alone():
+    """The published code overwrites the padding too, so two things differ and not one."""
+    net, batch = structured().eval(), toy_batch()
+    features = net.encode(batch)
+    masked = features.masked({"text": torch.zeros_like(batch.token_mask).float()}, net.blank + 7)
+    there = batch.token_mask
+    assert torch.equal(masked[~there], features.values[~there])
+    assert (masked[there] == 7).all()
+    mask = there.float()  # keeps every word; what it says of padding must not matter
+    for beyond in (0.0, 1.0):
+        mask = torch.where(there, 1.0, beyond)
+        found = net.decide(features, {"text": mask})
+        assert torch.equal(found.prediction, net.decide(features).prediction)
+
+
+def test_cells_after_the_last_word_are_those_of_the_text_alone():
+    lstm = nn.LSTM(3, 4, batch_first=True)
+    values = torch.randn(3, 5, 3)
+    present = torch.arange(5) < torch.tensor([5, 2, 0])[:, None]
+    states, cells = read_words(lstm, values, present)
+    for b, n in enumerate([5, 2]):
+        alone, (_, cell) = lstm(values[b : b + 1, :n])
+        torch.testing.assert_close(states[b, :n], alone[0])
+        torch.testing.assert_close(cells[b], cell[0, 0])
+    assert not cells[2].any()
+
+
+def test_pooled_words_are_their_mean_without_padding():
+    values = torch.tensor([[[1.0, 2], [3, 4], [100, 100]], [[5, 6], [0, 0], [0, 0]]])
+    present = torch.tensor([[True, True, False], [False, False, False]])
+    assert Words(values, present, None).pooled().tolist() == [[2, 3], [0, 0]]

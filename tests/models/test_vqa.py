@@ -238,3 +238,13 @@ def test_a_batch_without_images_or_tokens_is_refused():
     for gone in ({"images": None, "geometry": None, "image_of": None}, {"tokens": None}):
         with pytest.raises(ValueError, match="needs a batch with images and tokens"):
             make("mean")(replace(toy_batch(), **gone))
+
+
+def test_pooled_features_are_cells_and_words_side_by_side():
+    net, batch = make("mean").eval(), toy_batch()
+    features = net.encode(batch)
+    found = features.pooled()
+    assert found.shape == (4, SIZES.seen + SIZES.word)
+    torch.testing.assert_close(found[:, : SIZES.seen], features.cells.values.mean(dim=1))
+    there = int(batch.token_mask[1].sum())
+    torch.testing.assert_close(found[1, SIZES.seen :], features.words.values[1, :there].mean(dim=0))
