@@ -341,6 +341,23 @@ SCENES_SEED = 1
 MADE = ("scenes", "sortclevr")  # by a program of ours
 PROGRAMS = (*MADE, "easyvqa")  # nothing of theirs lies below the root
 
+COCO = (Photos("coco/train2014", 82_783), Photos("coco/val2014", 40_504))
+
+
+def _vqa(name: str, what: str, page: str, how: str, *files: str) -> DataSet:
+    parts = ("train", "test") if "cp" in name else ("train", "val")
+    return DataSet(
+        name=name,
+        what=what,
+        page=page,
+        licence="CC BY 4.0; photos belong to their owners",
+        how=how,
+        files=_files("vqa", *files),
+        photos=COCO,
+        opens=_opens("vqa", name, *parts),
+    )
+
+
 SETS: tuple[DataSet, ...] = (
     DataSet(
         name="scenes",
@@ -543,6 +560,54 @@ SETS: tuple[DataSet, ...] = (
         page="https://github.com/vzhou842/easy-VQA",
         licence="see its page",
         how="Install the package that carries it: pip install easy-vqa.",
+    ),
+    _vqa(
+        "vqa1",
+        "369,861 questions about 123,287 photos, with ten answers each",
+        "https://visualqa.org/vqa_v1_download.html",
+        "Unpack questions and annotations of train and val below vqa/, and the photos of COCO 2014 "
+        "below coco/; test needs its questions and coco/test2015/.",
+        *(
+            f"{kind}.json"
+            for part in ("train2014", "val2014")
+            for kind in (f"OpenEnded_mscoco_{part}_questions", f"mscoco_{part}_annotations")
+        ),
+    ),
+    _vqa(
+        "vqa2",
+        "658,111 questions about 123,287 photos, with ten answers each",
+        "https://visualqa.org/download.html",
+        "Unpack questions and annotations of train and val below vqa/, and the photos of COCO 2014 "
+        "below coco/; test needs its questions and coco/test2015/.",
+        *(
+            f"v2_{kind}.json"
+            for part in ("train2014", "val2014")
+            for kind in (f"OpenEnded_mscoco_{part}_questions", f"mscoco_{part}_annotations")
+        ),
+    ),
+    _vqa(
+        "vqacp1",
+        "about 370,000 questions of VQA v1, parted so that answers have other priors at test time",
+        "https://computing.ece.vt.edu/~aish/vqacp/",
+        "Fetch the four files of v1 from its page and put them below vqa/, and the photos of COCO "
+        "2014 below coco/.",
+        *(
+            f"vqacp_v1_{part}_{kind}.json"
+            for part in ("train", "test")
+            for kind in ("questions", "annotations")
+        ),
+    ),
+    _vqa(
+        "vqacp2",
+        "658,111 questions of VQA v2, parted so that answers have other priors at test time",
+        "https://computing.ece.vt.edu/~aish/vqacp/",
+        "Fetch the four files of v2 from its page and put them below vqa/, and the photos of COCO "
+        "2014 below coco/.",
+        *(
+            f"vqacp_v2_{part}_{kind}.json"
+            for part in ("train", "test")
+            for kind in ("questions", "annotations")
+        ),
     ),
     DataSet(
         name="daquar",
