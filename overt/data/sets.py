@@ -341,6 +341,11 @@ SCENES_SEED = 1
 MADE = ("scenes", "sortclevr")  # by a program of ours
 PROGRAMS = (*MADE, "easyvqa")  # nothing of theirs lies below the root
 
+VQA1_FILES = tuple(
+    f"{kind}.json"
+    for part in ("train2014", "val2014")
+    for kind in (f"OpenEnded_mscoco_{part}_questions", f"mscoco_{part}_annotations")
+)
 COCO = (Photos("coco/train2014", 82_783), Photos("coco/val2014", 40_504))
 
 
@@ -567,11 +572,7 @@ SETS: tuple[DataSet, ...] = (
         "https://visualqa.org/vqa_v1_download.html",
         "Unpack questions and annotations of train and val below vqa/, and the photos of COCO 2014 "
         "below coco/; test needs its questions and coco/test2015/.",
-        *(
-            f"{kind}.json"
-            for part in ("train2014", "val2014")
-            for kind in (f"OpenEnded_mscoco_{part}_questions", f"mscoco_{part}_annotations")
-        ),
+        *VQA1_FILES,
     ),
     _vqa(
         "vqa2",
@@ -608,6 +609,21 @@ SETS: tuple[DataSet, ...] = (
             for part in ("train", "test")
             for kind in ("questions", "annotations")
         ),
+    ),
+    DataSet(
+        name="vqa_hat",
+        what="62,597 maps of where people looked to answer 59,849 questions of VQA v1",
+        page="https://abhishekdas.com/vqa-hat/",
+        licence="no licence stated; cite Das et al. 2016",
+        how="Fetch vqahat_train.zip and vqahat_val.zip from its page, and unpack both below "
+        "vqa-hat/; questions and photos are those of vqa1.",
+        files=_files("vqa", *VQA1_FILES),
+        photos=(
+            Photos("vqa-hat/vqahat_train", 58_475),
+            Photos("vqa-hat/vqahat_val", 4_122),
+            *COCO,
+        ),
+        opens=_opens("hat", "VqaHat", "train", "val"),
     ),
     DataSet(
         name="daquar",
