@@ -12,10 +12,18 @@ from overt.models.attached import Attached, attach
 from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN
 from overt.models.eyes import CachedEye, Eye, PlacedEye, TrainedEye
 from overt.models.finetuned import TextTransformer, finetune
+from overt.models.han import (
+    HAN,
+    Decision,
+    relation_net,
+    simple_han,
+    vqa_cp,
+)
 from overt.models.hard import (
     HardAttention,
     asked,
     unasked,
+    unplaced,
 )
 from overt.models.levels import Level, Order
 from overt.models.looking import every, last
@@ -32,9 +40,16 @@ from overt.models.ltpa import (
     uniform,
 )
 from overt.models.output import Decoder, Model, Output, State
+from overt.models.questions import (
+    Backwards,
+    Bag,
+    QuestionReader,
+    Recurrent,
+)
 from overt.models.resnet import ResNet, ResNetAttention
 from overt.models.selection import (
     Kept,
+    Ragged,
     Rule,
     Selection,
     climb,
@@ -52,6 +67,12 @@ from overt.models.selection import (
     straight_through,
 )
 from overt.models.showask import AskSizes, ShowAskAttend
+from overt.models.sight import (
+    NormedEye,
+    StridedEye,
+    norm_a_cell,
+    norm_an_image,
+)
 from overt.models.stacked import StackedAttention, StackSizes
 from overt.models.text import (
     StructuredClassifier,
@@ -73,6 +94,7 @@ from overt.models.vgg import VGG, VGGAttention, VGGGap, VGGProgressive, vgg_atte
 from overt.models.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
 
 __all__ = [
+    "HAN",
     "VGG",
     "VQA",
     "Adopted",
@@ -83,9 +105,12 @@ __all__ = [
     "AttentionClassifier",
     "AttentiveCNN",
     "Backbone",
+    "Backwards",
+    "Bag",
     "Blind",
     "CachedEye",
     "Cells",
+    "Decision",
     "Decoder",
     "Eye",
     "HardAttention",
@@ -95,10 +120,14 @@ __all__ = [
     "Mean",
     "MeanPool",
     "Model",
+    "NormedEye",
     "Order",
     "Output",
     "Pairwise",
     "PlacedEye",
+    "QuestionReader",
+    "Ragged",
+    "Recurrent",
     "Relation",
     "ResNet",
     "ResNetAttention",
@@ -111,6 +140,7 @@ __all__ = [
     "StackSizes",
     "StackedAttention",
     "State",
+    "StridedEye",
     "StructuredClassifier",
     "Sum",
     "Supervised",
@@ -150,16 +180,22 @@ __all__ = [
     "keep_top",
     "last",
     "merge",
+    "norm_a_cell",
+    "norm_an_image",
     "parametrised",
     "presence",
     "product",
     "randomly",
     "redundancy",
+    "relation_net",
     "scaled_dot",
+    "simple_han",
     "softened",
     "straight_through",
     "thin",
     "unasked",
     "uniform",
+    "unplaced",
     "vgg_attention",
+    "vqa_cp",
 ]

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from overt.errors import BadInput
-from overt.models.selection import Kept
+from overt.models.selection import Kept, Ragged
 
 SPARE = 0.1
 
@@ -29,7 +29,9 @@ class Aggregate(Protocol):
 
     width: int
 
-    def __call__(self, kept: Kept, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]: ...
+    def __call__(
+        self, kept: Kept | Ragged, question: Float[Tensor, "b e"]
+    ) -> Float[Tensor, "b s"]: ...
 
     def flops(self, counts: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
         """The floating-point operations of matrix products for that many cells, a sample."""
@@ -47,11 +49,9 @@ class Sum(nn.Module):
         super().__init__()
         self.width = cell
 
-    def forward(self, kept: Kept, question: Float[Tensor, "b e"]) -> Float[Tensor, "b d"]:
+    def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b d"]:
         """Cells added up; their scale grows with their number, as in the paper."""
-        if kept.amounts is None:
-            return kept.values.sum(dim=1)
-        return (kept.values * kept.amounts[..., None]).sum(dim=1)
+        return _added(kept)
 
     def flops(self, counts: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
         """None that are counted: there is no matrix product."""
@@ -69,12 +69,14 @@ class Mean(nn.Module):
         super().__init__()
         self.width = cell
 
-    def forward(self, kept: Kept, question: Float[Tensor, "b e"]) -> Float[Tensor, "b d"]:
+    def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b d"]:
         """Cells averaged; zero where a sample has none."""
-        if kept.amounts is None:
-            return kept.values.mean(dim=1)
-        total = kept.amounts.sum(dim=1, keepdim=True)
-        return (kept.values * kept.amounts[..., None]).sum(dim=1) / total.clamp_min(1e-9)
+        total = _added(kept)
+        if isinstance(kept, Ragged):
+            return total / torch.tensor(kept.counts).clamp_min(1).to(total)[:, None]
+        if kept.weights is None:
+            return total / kept.values.shape[1]
+        return total / kept.weights.sum(dim=1, keepdim=True).clamp_min(1e-9)
 
     def flops(self, counts: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
         """None that are counted: there is no matrix product."""
@@ -83,6 +85,15 @@ class Mean(nn.Module):
     def config(self) -> dict[str, Any]:
         """The name and the width."""
         return {"kind": "mean", "cell": self.width}
+
+
+def _added(kept: Kept | Ragged) -> Float[Tensor, "b d"]:
+    if isinstance(kept, Ragged):
+        empty = kept.packed.new_zeros(len(kept.counts), kept.packed.shape[-1])
+        return empty.index_add(0, kept.owners, kept.packed)
+    if kept.weights is None:
+        return kept.values.sum(dim=1)
+    return (kept.values * kept.weights[..., None]).sum(dim=1)
 
 
 class Pairwise(nn.Module):
@@ -109,24 +120,26 @@ class Pairwise(nn.Module):
         self.query_and_key = nn.Linear(cell, 2 * size, bias=False)
         self.value = nn.Linear(cell, size, bias=False)
 
-    def forward(self, kept: Kept, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
+    def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
         """What all cells saw in all cells, summed over the cells that look."""
-        both = self._projected(kept)
+        if isinstance(kept, Kept):
+            values, amounts, both = kept.values, kept.weights, self.query_and_key(kept.values)
+        elif not any(kept.counts):
+            return kept.packed.new_zeros(len(kept.counts), self.width) + 0 * kept.packed.sum()
+        else:
+            values, amounts = kept.filled(kept.packed), kept.present.to(kept.packed.dtype)
+            packed = _worth_packing(kept.counts, 1)
+            both = (
+                kept.filled(self.query_and_key(kept.packed))
+                if packed
+                else self.query_and_key(values)
+            )
         query, key = rearrange(both, "b m (t h d) -> t b h m d", t=2, h=self.heads)
         scores = self.scale * (query @ key.mT)
-        shares = _shares(scores.to(torch.promote_types(scores.dtype, torch.float32)), kept.amounts)
-        seen = shares.to(kept.values.dtype) @ kept.values
+        shares = _shares(scores.to(torch.promote_types(scores.dtype, torch.float32)), amounts)
+        seen = shares.to(values.dtype) @ values
         value = rearrange(self.value.weight, "(h d) c -> h c d", h=self.heads)
         return rearrange(rearrange(seen, "b h c -> h b c") @ value, "h b d -> b (h d)")
-
-    def _projected(self, kept: Kept) -> Float[Tensor, "b m t"]:
-        if not _worth_packing(kept, 1):
-            return self.query_and_key(kept.values)
-        rows = packed_rows(kept)
-        packed = self.query_and_key(kept.values.flatten(0, 1).index_select(0, rows))
-        b, m, _ = kept.values.shape
-        empty = packed.new_zeros(b * m, packed.shape[-1])
-        return empty.index_copy(0, rows, packed).unflatten(0, (b, m))
 
     def flops(self, counts: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
         """Queries and keys, their products, the mix of cells, and one value a head."""
@@ -179,39 +192,41 @@ class Relation(nn.Module):
             rest += [nn.Linear(hidden, hidden), nn.ReLU(inplace=True)]
         self.rest = nn.Sequential(*rest)
 
-    def forward(self, kept: Kept, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
+    def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
         """The network's answers to all pairs, added up; a pair counts as much as both its cells."""
-        counts = kept.counts if _worth_packing(kept, 2) else None
-        cells = kept.values
-        if counts is not None:
-            cells = cells.flatten(0, 1).index_select(0, packed_rows(kept))
-        cell = self.sizes["cell"]
-        of_left, of_right, of_question = self.first.weight.split(
-            [cell, cell, self.sizes["question"]], dim=1
-        )
-        left = nn.functional.linear(cells, of_left)
-        right = nn.functional.linear(cells, of_right)
-        asked = nn.functional.linear(question, of_question, self.first.bias)
-        if counts is not None:
-            return self._over_packed(left, right, asked, counts)
-        pairs = self.rest((left[:, :, None] + (right + asked[:, None])[:, None]).relu_())
-        if kept.amounts is None:
+        if isinstance(kept, Ragged) and _worth_packing(kept.counts, 2):
+            return self._over_packed(kept, question)
+        if isinstance(kept, Ragged):
+            kept = Kept(kept.filled(kept.packed), kept.present.to(kept.packed.dtype))
+        left, right = self._first(kept.values)
+        right = right + self._asked(question)[:, None]
+        pairs = self.rest((left[:, :, None] + right[:, None]).relu_())
+        if kept.weights is None:
             return pairs.sum(dim=(1, 2))
-        amounts = einsum(kept.amounts, kept.amounts, "b i, b j -> b i j").to(pairs.dtype)
+        amounts = einsum(kept.weights, kept.weights, "b i, b j -> b i j").to(pairs.dtype)
         return einsum(pairs, amounts, "b i j s, b i j -> b s")
 
-    def _over_packed(
-        self,
-        left: Float[Tensor, "n s"],
-        right: Float[Tensor, "n s"],
-        asked: Float[Tensor, "b s"],
-        counts: Sequence[int],
-    ) -> Float[Tensor, "b s"]:
+    def _over_packed(self, kept: Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
         """The same over kept cells that stand one after another, sample after sample."""
-        first, second, sample = (at.to(left.device) for at in pairs_of(counts))
-        right = right + asked.index_select(0, sample_of(counts).to(left.device))
+        left, right = self._first(kept.packed)
+        asked = self._asked(question)
+        right = right + asked.index_select(0, kept.owners)
+        first, second, sample = (at.to(left.device) for at in pairs_of(kept.counts))
         pairs = (left.index_select(0, first) + right.index_select(0, second)).relu_()
-        return torch.zeros_like(asked, dtype=left.dtype).index_add(0, sample, self.rest(pairs))
+        return torch.zeros_like(asked).index_add(0, sample, self.rest(pairs))
+
+    def _first(
+        self, cells: Float[Tensor, "*n d"]
+    ) -> tuple[Float[Tensor, "*n s"], Float[Tensor, "*n s"]]:
+        """What the first layer makes of a cell as the first and as the second of a pair."""
+        width = self.sizes["cell"]
+        of_first, of_second = self.first.weight[:, : 2 * width].chunk(2, dim=1)
+        return nn.functional.linear(cells, of_first), nn.functional.linear(cells, of_second)
+
+    def _asked(self, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
+        """What the first layer makes of the question, with its bias."""
+        of_question = self.first.weight[:, 2 * self.sizes["cell"] :]
+        return nn.functional.linear(question, of_question, self.first.bias)
 
     def flops(self, counts: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
         """The first layer a cell, the others a pair."""
@@ -222,22 +237,6 @@ class Relation(nn.Module):
     def config(self) -> dict[str, Any]:
         """The sizes of the layers."""
         return {"kind": "relation", **self.sizes}
-
-
-def packed_rows(kept: Kept) -> Int[Tensor, " n"]:
-    """Where the kept cells stand among all places of all samples.
-
-    Worked out from the counts, which are known here: asking the device would be to wait for it.
-    """
-    assert kept.counts is not None
-    most = kept.values.shape[1]
-    places = torch.arange(most) < torch.tensor(kept.counts)[:, None]
-    return places.flatten().nonzero()[:, 0].to(kept.values.device, non_blocking=True)
-
-
-def sample_of(counts: Sequence[int]) -> Int[Tensor, " n"]:
-    """The sample of each packed cell."""
-    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
 
 
 def pairs_of(
@@ -252,13 +251,10 @@ def pairs_of(
     return start + within // count, start + within % count, sample
 
 
-def _worth_packing(kept: Kept, power: int) -> bool:
+def _worth_packing(counts: Sequence[int], power: int) -> bool:
     """Whether filling up would add more than `SPARE` to work that grows by that power of cells."""
-    if kept.counts is None or kept.weights is not None:
-        return False
-    needed = sum(count**power for count in kept.counts)
-    filled_up = len(kept.counts) * max(kept.counts) ** power
-    return needed > 0 and filled_up > (1 + SPARE) * needed
+    needed = sum(count**power for count in counts)
+    return len(counts) * max(counts) ** power > (1 + SPARE) * needed
 
 
 def aggregate_from(config: Mapping[str, Any]) -> Aggregate:

@@ -17,6 +17,7 @@ from overt.errors import BadInput
 from overt.models.aggregate import Aggregate, Sum, aggregate_from
 from overt.models.selection import (
     Kept,
+    Ragged,
     Rule,
     Selection,
     gather,
@@ -41,7 +42,15 @@ def unasked(joint: Float[Tensor, "b k d"], image: Float[Tensor, "b k d"]) -> Flo
     return presence(image)
 
 
-SCORES: dict[str, Score] = {"asked": asked, "unasked": unasked}
+def unplaced(joint: Float[Tensor, "b k d"], image: Float[Tensor, "b k d"]) -> Float[Tensor, "b k"]:
+    """The presence of cells without their last two features, where these are a cell's place.
+
+    A place has the largest norm in the corners, which says nothing of what stands there.
+    """
+    return presence(image[..., :-2])
+
+
+SCORES: dict[str, Score] = {"asked": asked, "unasked": unasked, "unplaced": unplaced}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +58,8 @@ class Looked:
     """What hard attention made of the cells, the 0/1 map of those it kept, and what that cost.
 
     `extras` has one number a sample: `cells_kept`, and `flops`, the floating-point operations of
-    matrix products that the cells need from here on. Work on fill-up is not in it. While cells are
-    weighed in training the map holds the weights, and all cells cost.
+    matrix products, two for a product and a sum, that went into question and cells. Work on fill-up
+    is not in it. While cells are weighed in training the map holds the weights, and all cells cost.
     """
 
     summary: Float[Tensor, "b s"]
@@ -122,17 +131,21 @@ class HardAttention(nn.Module):
             scores = scores.masked_fill(mask == 0, -torch.inf)
         kept = self._rule(scores.detach())
         chosen = self._chosen(joint, scores, kept, known=mask is None)
-        amounts = kept.to(scores.dtype) if chosen.weights is None else chosen.weights.to(scores)
+        weighed = chosen.weights if isinstance(chosen, Kept) else None
+        amounts = kept.to(scores.dtype) if weighed is None else weighed.to(scores)
         attention = AttentionMap.from_cells(amounts, layout)
         return Looked(self.aggregate(chosen, question), attention, self.costs(attention))
 
     def costs(self, attention: AttentionMap) -> dict[str, Tensor]:
-        """The cells that a map of ours has kept, and the operations that go into them."""
+        """The cells that a map of ours has kept, and the operations that went into the summary."""
         weights = attention.weights.detach()[:, 0, 0, 0]
         kept = (weights > 0).sum(dim=-1).to(weights.dtype)
         every = self.training and self.selection.weigh is not None
         handled = torch.full_like(kept, weights.shape[1]) if every else kept
-        return {"cells_kept": kept, "flops": self.aggregate.flops(handled)}
+        flops = self.aggregate.flops(handled)
+        if self.of_question is not None:
+            flops = flops + linear_flops(self.of_question)
+        return {"cells_kept": kept, "flops": flops}
 
     @property
     def _rule(self) -> Rule:
@@ -145,7 +158,7 @@ class HardAttention(nn.Module):
         scores: Float[Tensor, "b k"],
         kept: Bool[Tensor, "b k"],
         known: bool,
-    ) -> Kept:
+    ) -> Kept | Ragged:
         if self.training and self.selection.weigh is not None:
             there = scores.isfinite().any(dim=-1, keepdim=True)
             weights = self.selection.weigh(torch.where(there, scores, 0), kept, self.progress)
@@ -196,6 +209,12 @@ def hard_from(config: Mapping[str, Any]) -> HardAttention:
         aggregate_from(config["aggregate"]),
         SCORES[config["score"]],
     )
+
+
+def linear_flops(module: nn.Module) -> int:
+    """The operations of all linear layers of a module on one row."""
+    linear = [one for one in module.modules() if isinstance(one, nn.Linear)]
+    return sum(2 * one.in_features * one.out_features for one in linear)
 
 
 def _layers(before: int, after: int, depth: int) -> nn.Module:

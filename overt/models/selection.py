@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.errors import BadInput
@@ -197,48 +197,68 @@ def drawn(count: int, temperature: float = 1.0, weigh: Weigh | None = None) -> S
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The cells that were kept, side by side: `values[b, m, d]`, m as many as the fullest sample's.
+    """The kept cells of samples that keep equally many, side by side.
 
-    `present` says which of the m places hold a cell, None that all do, and then `counts` is None
-    too: the number of cells of each sample. `weights` is how much each place counts where that is
-    not simply one; its gradient is wanted also where it is 0, so that no such place is left out.
+    `weights` is how much each place counts where that is not simply one. Its gradient is wanted
+    also where it is 0, so that all cells may be here, and none is left out for a weight of 0.
     """
 
     values: Float[Tensor, "b m d"]
-    present: Bool[Tensor, "b m"] | None = None
-    counts: tuple[int, ...] | None = None
     weights: Float[Tensor, "b m"] | None = None
 
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """The kept cells of samples that keep unequally many, one after another without gaps.
+
+    `counts` is how many each sample has: known to the host, so that nothing has to wait for it.
+    """
+
+    packed: Float[Tensor, "n d"]
+    counts: tuple[int, ...]
+
     @property
-    def amounts(self) -> Float[Tensor, "b m"] | None:
-        """How much each place counts; None where all count one."""
-        if self.weights is not None or self.present is None:
-            return self.weights
-        return self.present.to(self.values.dtype)
+    def owners(self) -> Int[Tensor, " n"]:
+        """The sample of each packed cell."""
+        found = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
+        return found.to(self.packed.device)
+
+    @property
+    def present(self) -> Bool[Tensor, "b m"]:
+        """Which places hold a cell, when every sample is filled up to the fullest."""
+        places = torch.arange(max(self.counts, default=0))
+        return (places < torch.tensor(self.counts)[:, None]).to(self.packed.device)
+
+    def filled(self, rows: Float[Tensor, "n e"]) -> Float[Tensor, "b m e"]:
+        """One row a packed cell, side by side, every sample filled up with zeros."""
+        b, m = len(self.counts), max(self.counts, default=0)
+        starts = m * torch.arange(b) - torch.tensor((0, *self.counts)).cumsum(0)[:-1]
+        places = torch.arange(len(rows)) + starts.repeat_interleave(torch.tensor(self.counts))
+        empty = rows.new_zeros(b * m, rows.shape[-1])
+        return empty.index_copy(0, places.to(rows.device), rows).unflatten(0, (b, m))
 
 
 def gather(
     cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"], count: int | None = None
-) -> Kept:
+) -> Kept | Ragged:
     """The kept cells of each sample in the order in which they stand, and nothing of the others.
 
     `count` is the number kept in every sample, where that is known: then nothing is asked of the
-    device. Samples with fewer cells than the fullest are filled up with cells that do not count.
+    device. Else samples may keep unequally many.
     """
     b, k, _ = cells.shape
-    counts = None if count is not None else tuple(kept.sum(dim=-1).tolist())
-    most = count if counts is None else max((*counts, 1))
-    assert most is not None
-    if counts is not None and min(counts, default=most) == most:
-        counts = None
-    if most == k and counts is None:
+    if count is None:
+        counts = tuple(kept.sum(dim=-1).tolist())
+        if len(set(counts)) != 1 or not counts[0]:
+            rows = kept.flatten().nonzero()[:, 0]
+            return Ragged(cells.flatten(0, 1).index_select(0, rows), counts)
+        count = counts[0]
+    if count == k:
         return Kept(cells)
-    order = kept.logical_not().byte().argsort(dim=-1, stable=True)[:, :most]
-    rows = order + k * torch.arange(b, device=order.device)[:, None]
+    order = kept.logical_not().byte().argsort(dim=-1, stable=True)[:, :count]
+    rows = (order + k * torch.arange(b, device=order.device)[:, None]).flatten()
     # by rows of one table: several times quicker than torch.gather, which goes number by number
-    values = cells.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (b, most))
-    present = None if counts is None else kept.gather(-1, order)
-    return Kept(values, present, counts)
+    return Kept(cells.flatten(0, 1).index_select(0, rows).unflatten(0, (b, count)))
 
 
 def number_kept(rule: Rule, cells: int) -> int | None:

@@ -15,7 +15,6 @@ from overt.models.aggregate import (
     Sum,
     aggregate_from,
     pairs_of,
-    sample_of,
 )
 from overt.models.selection import (
     Kept,
@@ -209,7 +208,6 @@ def test_pairs_are_all_ordered_pairs_of_each_sample():
     expected = [(i, j, 0) for i in range(2) for j in range(2)]
     expected += [(i, j, 2) for i in range(2, 5) for j in range(2, 5)]
     assert found == expected
-    assert sample_of(counts).tolist() == [0, 0, 2, 2, 2]
 
 
 def test_han_11_a_quarter_of_the_cells_is_a_sixteenth_of_the_pairs():
@@ -218,14 +216,28 @@ def test_han_11_a_quarter_of_the_cells_is_a_sixteenth_of_the_pairs():
 
 
 def test_packing_is_taken_when_filling_up_is_waste():
-    values = torch.zeros(4, 10, 1)
-    near, far = (10, 10, 10, 9), (10, 2, 2, 2)
     for power in (1, 2):
-        assert not aggregate._worth_packing(Kept(values, counts=near), power)
-        assert aggregate._worth_packing(Kept(values, counts=far), power)
-    assert not aggregate._worth_packing(Kept(values), 2)
-    # a weight of 0 has a gradient, so its place is not cut away
-    assert not aggregate._worth_packing(Kept(values, counts=far, weights=values[..., 0]), 2)
+        assert not aggregate._worth_packing((10, 10, 10, 9), power)
+        assert aggregate._worth_packing((10, 2, 2, 2), power)
+
+
+@pytest.mark.parametrize("name", ["pairwise", "relation"])
+def test_what_is_packed_runs_on_kept_cells_alone(cells, question, ragged, name, monkeypatch):
+    """The first layer sees 15 cells when packed, and 5 x 9 when filled up."""
+    module, seen = made(name), []
+    chosen = gather(cells, ragged)
+    linear = nn.functional.linear
+
+    def counting(rows, *rest):
+        seen.append(rows.shape[:-1].numel())
+        return linear(rows, *rest)
+
+    monkeypatch.setattr(nn.functional, "linear", counting)
+    for spare, expected in ((-1.0, 15), (1e9, 45)):
+        seen.clear()
+        monkeypatch.setattr(aggregate, "SPARE", spare)
+        module(chosen, question)
+        assert seen[0] == expected
 
 
 @pytest.mark.parametrize("way", ["packed", "fixed"])

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from overt.errors import BadInput
 from overt.models.selection import (
+    Kept,
+    Ragged,
     Selection,
     climb,
     drawn,
@@ -265,23 +267,18 @@ def test_a_climb_starts_ends_and_may_switch():
 # --- gathering
 
 
+def rows_of(found):
+    """The kept cells of each sample."""
+    return list(found.values if isinstance(found, Kept) else found.packed.split(found.counts))
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_gathered_cells_are_the_kept_ones_in_their_order(cells, rule):
     kept = RULES[rule](presence(cells))
     found = gather(cells, kept)
-    for row in range(len(cells)):
-        there = (
-            found.values[row] if found.present is None else found.values[row][found.present[row]]
-        )
+    assert isinstance(found, Ragged if rule in ("above uniform", "cool") else Kept)
+    for row, there in enumerate(rows_of(found)):
         assert there.equal(cells[row][kept[row]])
-    assert found.values.shape[1] == int(kept.sum(-1).max())
-    if found.present is not None:
-        assert found.counts == tuple(kept.sum(-1).tolist())
-        assert found.amounts is not None
-        assert found.amounts.sum(-1).tolist() == list(map(float, found.counts))
-    else:
-        assert found.counts is None
-        assert found.amounts is None
 
 
 def test_a_known_count_gathers_the_same(cells):
@@ -291,26 +288,36 @@ def test_a_known_count_gathers_the_same(cells):
     assert gather(cells, keep_all(presence(cells)), 12).values is cells  # nothing is copied
 
 
+def test_unequal_numbers_are_filled_up_with_zeros():
+    packed = torch.arange(1.0, 13).view(6, 2)
+    found = Ragged(packed, (1, 0, 3, 2))
+    assert found.owners.tolist() == [0, 2, 2, 2, 3, 3]
+    assert found.present.sum(-1).tolist() == [1, 0, 3, 2]
+    values = found.filled(packed)
+    assert values.shape == (4, 3, 2)
+    assert values[found.present].equal(packed)
+    assert (values[~found.present] == 0).all()
+
+
 def test_a_sample_without_cells_gathers_nothing(cells):
     kept = keep_top(presence(cells), 3)
     kept[2] = False
     found = gather(cells, kept)
-    assert found.present is not None
+    assert isinstance(found, Ragged)
     assert found.counts == (3, 3, 0, 3, 3)
-    assert not found.present[2].any()
     nothing = gather(cells, torch.zeros_like(kept))
-    assert nothing.amounts is not None
-    assert nothing.amounts.sum() == 0
+    assert isinstance(nothing, Ragged)
+    assert nothing.packed.shape == (0, 4)
+    assert nothing.filled(nothing.packed).shape == (5, 0, 4)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_han_3_gradient_reaches_kept_cells_only(cells, rule):
     cells = cells.requires_grad_()
     kept = RULES[rule](presence(cells).detach())
-    found = gather(cells, kept)
-    values = found.values if found.amounts is None else found.values * found.amounts[..., None]
     up = torch.randn(5, 4, dtype=cells.dtype)
-    (values.sum(1) * up).sum().backward()
+    found = rows_of(gather(cells, kept))
+    sum((row.sum(0) * one).sum() for row, one in zip(found, up, strict=True)).backward()
     assert cells.grad is not None
     assert (cells.grad[~kept] == 0).all()
     # with sum pooling every kept cell of a sample gets the gradient from above, unchanged
