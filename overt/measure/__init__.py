@@ -70,6 +70,7 @@ from overt.measure.transfer import (
     transfer_accuracy,
     whitening,
 )
+from overt.measure.transport import emd
 
 __all__ = [
     "Attack",
@@ -100,6 +101,7 @@ __all__ = [
     "deletion",
     "effective_support",
     "entropy",
+    "emd",
     "equal_mass",
     "equal_width",
     "fgsm",

@@ -1,0 +1,76 @@
+"""The exact earth mover's distance, held against POT, scipy and the loss that is learned from."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import wasserstein_distance
+
+from overt.attention import AttentionMap, grid, words
+from overt.measure.transport import emd
+from overt.supervise import emd as loss
+
+
+def draw(count: int, sharp: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(3, count, generator=generator, dtype=torch.float64).pow(sharp)
+
+
+@pytest.mark.parametrize("sharp", [1, 4, 30])
+@pytest.mark.parametrize("shape", [(5, 7), (1, 6), (4, 4)])
+def test_pictures_agree_with_pot(generator, sharp, shape):
+    ot = pytest.importorskip("ot")
+    count = math.prod(shape)
+    ours, theirs = (draw(count, sharp, generator) for _ in range(2))
+    y, x = np.divmod(np.arange(count), shape[1])
+    places = np.stack([y, x], axis=1) / max(shape)
+    cost = ot.dist(places, places, metric="euclidean")
+    found = emd(*(AttentionMap.from_cells(one, grid(*shape)) for one in (ours, theirs)))
+    for b in range(3):
+        a, t = (one[b].numpy() / one[b].sum().item() for one in (ours, theirs))
+        assert float(found[b]) == pytest.approx(ot.emd2(a, t, cost), rel=1e-5, abs=1e-7)
+
+
+def test_words_agree_with_scipy_over_those_that_are_there(generator):
+    ours, theirs = (draw(6, 1, generator) for _ in range(2))
+    there = torch.arange(6) < torch.tensor([6, 4, 1])[:, None]
+    found = emd(*(AttentionMap.from_cells(one, words(6), there) for one in (ours, theirs)))
+    for b, n in enumerate([6, 4, 1]):
+        place = np.arange(n)
+        expected = wasserstein_distance(place, place, ours[b, :n], theirs[b, :n]) / n
+        assert float(found[b]) == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_loss_is_never_more(generator):
+    ours, theirs = (AttentionMap.from_cells(draw(35, 3, generator), grid(5, 7)) for _ in range(2))
+    exact = emd(ours, theirs)
+    for b in range(3):
+        row = torch.tensor([b])
+        assert float(loss(ours.select(row), theirs.select(row)).total) <= float(exact[b]) + 1e-6
+    line = AttentionMap.from_cells(draw(5, 1, generator), words(5))
+    other = AttentionMap.from_cells(draw(5, 1, generator), words(5))
+    assert float(loss(line, other).total) == pytest.approx(float(emd(line, other).sum()), rel=1e-5)
+
+
+def test_by_hand():
+    """From one corner of 3 x 4 to the other, and half of it one cell to the right."""
+    start = torch.zeros(2, 12)
+    start[:, 0] = 1
+    end = torch.zeros(2, 12)
+    end[0, 11] = 1
+    end[1, :2] = 0.5
+    found = emd(*(AttentionMap.from_cells(one, grid(3, 4)) for one in (start, end)))
+    assert found.tolist() == pytest.approx([math.hypot(2, 3) / 4, 0.5 / 4])
+    assert emd.measure.higher_is_better is False
+
+
+def test_equal_maps_are_at_no_distance_and_empty_ones_at_none_that_is_known():
+    maps = AttentionMap.from_cells(torch.tensor([[3.0, 0, 1, 0], [0, 0, 0, 0]]), grid(2, 2))
+    found = emd(maps, maps)
+    assert float(found[0]) == 0 and math.isnan(found[1])
+
+
+def test_keys_without_places_are_refused():
+    mixed = AttentionMap(torch.rand(1, 1, 1, 1, 6), words(2) + grid(2, 2)).normalize()
+    with pytest.raises(ValueError, match="all words or all cells of one picture"):
+        emd(mixed, mixed)
