@@ -626,6 +626,24 @@ SETS: tuple[DataSet, ...] = (
         opens=_opens("hat", "VqaHat", "train", "val"),
     ),
     DataSet(
+        name="clevr",
+        what="999,968 questions about 100,000 rendered scenes, with the programs that answer them",
+        page="https://cs.stanford.edu/people/jcjohns/clevr/",
+        licence="CC BY 4.0",
+        how="Fetch CLEVR_v1.0.zip (18 GB) from its page, and unpack it.",
+        files=_files(
+            "CLEVR_v1.0",
+            *(f"questions/CLEVR_{part}_questions.json" for part in ("train", "val", "test")),
+            *(f"scenes/CLEVR_{part}_scenes.json" for part in ("train", "val")),
+        ),
+        photos=(
+            Photos("CLEVR_v1.0/images/train", 70_000),
+            Photos("CLEVR_v1.0/images/val", 15_000),
+            Photos("CLEVR_v1.0/images/test", 15_000),
+        ),
+        opens=_opens("clevr", "Clevr", "train", "val", "test"),
+    ),
+    DataSet(
         name="daquar",
         what="12,468 human questions about 1,449 indoor photos",
         page="https://www.mpi-inf.mpg.de/departments/computer-vision-and-machine-learning/"
