@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from overt.data.batch import Batch
     from overt.data.caltech import caltech101, caltech256
     from overt.data.cifar import Cifar10, Cifar100
+    from overt.data.clevr import Clevr
     from overt.data.cub import Cub
     from overt.data.daquar import Daquar
     from overt.data.discovery import ObjectDiscovery
     from overt.data.easyvqa import EasyVqa
     from overt.data.features import Cached, FeatureCache, Key
+    from overt.data.hat import VqaHat
     from overt.data.images import open_image
     from overt.data.photos import PhotoSet
     from overt.data.pictures import Pictures
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from overt.data.svhn import Svhn
     from overt.data.trec import Trec
     from overt.data.vocabulary import HubTokenizer, Vocabulary
+    from overt.data.vqa import vqa1, vqa2, vqacp1, vqacp2
     from overt.data.yelp import YelpHat
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "Cached",
     "Cifar10",
     "Cifar100",
+    "Clevr",
     "Cub",
     "Daquar",
     "EasyVqa",
@@ -56,6 +60,7 @@ __all__ = [
     "Svhn",
     "Trec",
     "Vocabulary",
+    "VqaHat",
     "YelpHat",
     "action40",
     "caltech101",
@@ -67,6 +72,10 @@ __all__ = [
     "scene67",
     "shift",
     "vary",
+    "vqa1",
+    "vqa2",
+    "vqacp1",
+    "vqacp2",
 ]
 
 _HOMES = {
@@ -75,11 +84,13 @@ _HOMES = {
     "batch": ("Batch",),
     "caltech": ("caltech101", "caltech256"),
     "cifar": ("Cifar10", "Cifar100"),
+    "clevr": ("Clevr",),
     "cub": ("Cub",),
     "daquar": ("Daquar",),
     "discovery": ("ObjectDiscovery",),
     "easyvqa": ("EasyVqa",),
     "features": ("Cached", "FeatureCache", "Key"),
+    "hat": ("VqaHat",),
     "images": ("open_image",),
     "photos": ("PhotoSet",),
     "pictures": ("Pictures",),
@@ -95,6 +106,7 @@ _HOMES = {
     "svhn": ("Svhn",),
     "trec": ("Trec",),
     "vocabulary": ("HubTokenizer", "Vocabulary"),
+    "vqa": ("vqa1", "vqa2", "vqacp1", "vqacp2"),
     "yelp": ("YelpHat",),
 }
 
