@@ -3,7 +3,7 @@
 from overt.show.curves import curves
 from overt.show.export import load_map, save_map, to_bertviz
 from overt.show.notebook import view
-from overt.show.overlay import Style, overlay, save_png
+from overt.show.overlay import Style, overlay, save_png, spotlight
 from overt.show.page import report
 from overt.show.picture import picture
 from overt.show.sample import Sample, load_gallery, save_gallery
@@ -21,6 +21,7 @@ __all__ = [
     "save_gallery",
     "save_map",
     "save_png",
+    "spotlight",
     "to_bertviz",
     "view",
     "words_html",

@@ -67,6 +67,33 @@ def overlay(
     return picture if truth is None else outlined(picture, outline(truth, geometry), style)
 
 
+def spotlight(
+    image: UInt8[np.ndarray, "y x 3"],
+    cells: Float[np.ndarray, "r c"],
+    geometry: PixelGeometry | None = None,
+    style: Style = PLAIN,
+    truth: Float[np.ndarray, "r c"] | None = None,
+) -> UInt8[np.ndarray, "Y X 3"]:
+    """The photo where cells were kept, and a dim grey where they were dropped: hard attention.
+
+    A cell is kept or it is not, so its edge is sharp and its strength plays no part. What holds
+    evidence is outlined as in `overlay`.
+    """
+    if not np.isfinite(cells).all():
+        raise ValueError(f"{int((~np.isfinite(cells)).sum())} weights of the map are not finite")
+    photo = enlarge(image, style.side)
+    height, width = photo.shape[:2]
+    geometry = resized(geometry or PixelGeometry.identity(1, image.shape[:2]), (height, width))
+    lit = np.zeros((height, width), bool)
+    boxes = geometry.cells(cells.shape)[0].numpy().reshape(*cells.shape, 4)
+    for x0, y0, x1, y1 in np.rint(boxes[cells > 0]).astype(int).tolist():
+        lit[y0:y1, x0:x1] = True
+    grey = np.repeat((photo @ _LUMA)[..., None], 3, axis=-1)
+    dropped = (grey + (photo - grey) * (1 - style.fade)) * (1 - style.strength) + 20
+    picture = np.rint(np.where(lit[..., None], photo, dropped)).clip(0, 255).astype(np.uint8)
+    return picture if truth is None else outlined(picture, outline(truth, geometry), style)
+
+
 def heat(
     cells: Float[np.ndarray, "r c"], geometry: PixelGeometry, style: Style = PLAIN
 ) -> UInt8[np.ndarray, "Y X"]:

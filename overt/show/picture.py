@@ -1,7 +1,7 @@
 """A few samples side by side as one PNG, for a README: a row a sample, a column a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from overt.show.overlay import (
     resized,
     save_png,
     scale_bar,
+    spotlight,
 )
 from overt.show.sample import Sample
 from overt.show.text import FAINTEST, pieces
@@ -29,13 +30,20 @@ INK, SOFT, RIGHT, WRONG = (29, 29, 31), (110, 110, 116), (20, 113, 63), (176, 55
 MARK = (247, 185, 85)
 
 
+Draw = Callable[..., UInt8[np.ndarray, "y x 3"]]
+
+
 def picture(
-    samples_by_run: Mapping[str, Sequence[Sample]], path: Path, style: Style = PLAIN
+    samples_by_run: Mapping[str, Sequence[Sample]],
+    path: Path,
+    style: Style = PLAIN,
+    draw: Draw = overlay,
 ) -> None:
     """Draw the samples that every run has, in the order of the first run, and write them as PNG.
 
     Each row is headed by its text and truth, begins with the photo, and has a column a run: the
     heat on the photo, the evidence outlined, the answer marked right or wrong, the words marked.
+    With `draw=spotlight` the cells that hard attention kept stand out instead: a row a question.
     """
     rows = _rows(samples_by_run)
     width = 2 * MARGIN + (1 + len(samples_by_run)) * (TILE + GAP) - GAP
@@ -44,8 +52,8 @@ def picture(
         canvas.text(_left(column), canvas.y, name, SOFT if column == 0 else INK, bold=column > 0)
     canvas.y += 44
     for row in rows:
-        _draw_row(canvas, row, style)
-    _draw_key(canvas, style)
+        _draw_row(canvas, row, style, draw)
+    _draw_key(canvas, style, draw)
     save_png(path, canvas.pixels())
 
 
@@ -59,7 +67,7 @@ def _rows(samples_by_run: Mapping[str, Sequence[Sample]]) -> list[list[Sample]]:
     return [[one[name] for one in by_run] for name in shared]
 
 
-def _draw_row(canvas: "_Canvas", row: Sequence[Sample], style: Style) -> None:
+def _draw_row(canvas: "_Canvas", row: Sequence[Sample], style: Style, draw: Draw) -> None:
     first = row[0]
     head = first.text or f"sample {first.id}"
     canvas.paragraph(MARGIN, head, canvas.width - 2 * MARGIN, bold=True)
@@ -67,7 +75,7 @@ def _draw_row(canvas: "_Canvas", row: Sequence[Sample], style: Style) -> None:
         canvas.text(MARGIN, canvas.y, f"truth: {first.truth}", SOFT)
         canvas.y += 34
     canvas.y += 4
-    tiles = [_photo(first), *(_seen(sample, style) for sample in row)]
+    tiles = [_photo(first), *(_seen(sample, style, draw) for sample in row)]
     tall = max((tile.shape[0] for tile in tiles if tile is not None), default=0)
     for column, tile in enumerate(tiles):
         if tile is not None:
@@ -107,11 +115,14 @@ def _draw_words(canvas: "_Canvas", left: int, sample: Sample) -> None:
     canvas.y += 32
 
 
-def _draw_key(canvas: "_Canvas", style: Style) -> None:
+def _draw_key(canvas: "_Canvas", style: Style, draw: Draw) -> None:
     y = canvas.y
-    canvas.text(MARGIN, y, "least attention", SOFT)
-    canvas.paste(MARGIN + 186, y + 6, scale_bar(160, 18, style, under=138))
-    canvas.text(MARGIN + 360, y, "most", SOFT)
+    if draw is spotlight:
+        canvas.text(MARGIN, y, "what is dark was not looked at", SOFT)
+    else:
+        canvas.text(MARGIN, y, "least attention", SOFT)
+        canvas.paste(MARGIN + 186, y + 6, scale_bar(160, 18, style, under=138))
+        canvas.text(MARGIN + 360, y, "most", SOFT)
     x = MARGIN + 470
     canvas.draw.rectangle((x, y + 3, x + 28, y + 25), (170, 170, 170), INK, 6)
     canvas.draw.rectangle((x + 2, y + 5, x + 26, y + 23), None, style.outline, 3)
@@ -123,14 +134,12 @@ def _photo(sample: Sample) -> UInt8[np.ndarray, "y x 3"] | None:
     return None if sample.image is None else _fitted(enlarge(sample.image, TILE))
 
 
-def _seen(sample: Sample, style: Style) -> UInt8[np.ndarray, "y x 3"] | None:
+def _seen(sample: Sample, style: Style, draw: Draw) -> UInt8[np.ndarray, "y x 3"] | None:
     """The photo with heat and outline; with the outline alone where the model has no map."""
     if sample.image is None:
         return None
     if sample.cells is not None:
-        return _fitted(
-            overlay(sample.image, sample.cells, sample.geometry, style, sample.truth_cells)
-        )
+        return _fitted(draw(sample.image, sample.cells, sample.geometry, style, sample.truth_cells))
     photo = enlarge(sample.image, TILE)
     if sample.truth_cells is not None:
         height, width = sample.image.shape[:2]

@@ -23,6 +23,7 @@ from overt.show.overlay import (
     resized,
     save_png,
     scale_bar,
+    spotlight,
 )
 
 Change = Callable[[PixelGeometry], PixelGeometry]
@@ -210,3 +211,44 @@ def test_a_png_comes_back_pixel_by_pixel(tmp_path: Path) -> None:
 
 def test_the_package_gives_the_function() -> None:
     assert module_function is overlay
+
+
+# --- hard attention
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_kept_cells_are_the_photo_and_the_rest_is_dim(change: Change) -> None:
+    """Pixels are judged one by one, but for those that a cell's edge may round either way."""
+    size = (300, 420)
+    geometry = change(PixelGeometry.identity(1, size))
+    image = np.random.default_rng(0).integers(60, 256, (*size, 3), dtype=np.uint8)
+    cells = one_hot(4, 4, 1, 2) + one_hot(4, 4, 2, 1)
+    made = spotlight(image, cells, geometry)
+    inside = np.zeros(size, bool)
+    for row, column in ((1, 2), (2, 1)):
+        into = photo_pixels_in_cell(geometry, row, column)
+        inside[tuple(into.T)] = True
+    lit = (made == image).all(axis=-1)
+    grown = np.zeros((*size, 9), bool)
+    padded = np.pad(inside, 1, mode="edge")
+    for at in range(9):
+        y, x = divmod(at, 3)
+        grown[..., at] = padded[y : y + size[0], x : x + size[1]]
+    assert lit[grown.all(axis=-1)].all()
+    assert not lit[~grown.any(axis=-1)].any()
+    assert made[~grown.any(axis=-1)].max() < 90
+
+
+def test_how_strong_a_kept_cell_is_plays_no_part() -> None:
+    image = np.full((64, 64, 3), 200, np.uint8)
+    cells = np.array([[0.0, 0.1], [3.0, 0.0]])
+    made = spotlight(image, cells)
+    assert made.shape == (256, 256, 3)
+    assert (made[:128, 128:] == 200).all() and (made[128:, :128] == 200).all()
+    assert (made[:128, :128] < 100).all() and (made[128:, 128:] < 100).all()
+    assert (spotlight(image, (cells > 0).astype(float)) == made).all()
+    assert (spotlight(image, np.zeros((2, 2))) < 100).all()
+    lined = spotlight(image, cells, truth=np.array([[1.0, 0.0], [0.0, 0.0]]))
+    assert (lined != made).any()
+    with pytest.raises(ValueError, match="1 weights of the map are not finite"):
+        spotlight(image, np.array([[np.nan]]))

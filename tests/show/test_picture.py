@@ -1,6 +1,7 @@
 """One picture for people in a hurry: samples down, runs across."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from PIL import Image
 
 from overt.errors import BadInput
-from overt.show.overlay import overlay
+from overt.show.overlay import overlay, spotlight
 from overt.show.picture import GAP, MARGIN, TILE, picture
 from overt.show.sample import Sample
 
@@ -43,6 +44,19 @@ def test_samples_stand_in_rows_and_runs_in_columns(tmp_path: Path, samples: Make
             tops.append(find(sheet, tile, MARGIN + column * (TILE + GAP)))
     assert all(len(found) == 1 for found in tops)
     assert tops[0] == tops[2] and tops[1] == tops[3] and tops[0] < tops[1]
+
+
+def test_kept_cells_of_several_questions_stand_in_rows(tmp_path: Path, samples: Make) -> None:
+    asked = [
+        replace(sample, cells=(sample.cells >= sample.cells.max()).astype(float))
+        for sample in samples("soft attention", 2)
+    ]
+    picture({"hard": asked}, tmp_path / "a.png", draw=spotlight)
+    sheet = drawn(tmp_path / "a.png")
+    for sample in asked:
+        tile = spotlight(sample.image, sample.cells, truth=sample.truth_cells)
+        tile = np.asarray(Image.fromarray(tile).resize((TILE, TILE), Image.Resampling.LANCZOS))
+        assert len(find(sheet, tile, MARGIN + TILE + GAP)) == 1
 
 
 def test_the_same_samples_give_the_same_bytes(tmp_path: Path, samples: Make) -> None:
