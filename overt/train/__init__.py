@@ -8,6 +8,7 @@ from overt.train.loop import (
     ParameterSet,
     Progress,
     Step,
+    doubling,
     fit,
     warm_then_cosine,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Step",
     "check_reaches",
     "compute_loss",
+    "doubling",
     "fit",
     "label_loss",
     "loss_inside",

@@ -137,6 +137,24 @@ def warm_then_cosine(warmup: float = 0.1) -> Schedule:
     return factor
 
 
+def doubling(first: float = 0.01, every: float = 0.04) -> Schedule:
+    """A rate that starts at `first` of its own and doubles each time `every` of training is done.
+
+    It stays at its own once it is there. Relation networks learn CLEVR from pixels under such a
+    warm-up and stop near 65 % without it: 5e-6, doubled every 20 epochs up to 5e-4, is
+    `doubling(0.01, 20 / epochs)` on a rate of 5e-4, as public reproductions found.
+    """
+    if not (0 < first <= 1 and every > 0):
+        raise ValueError(f"a rate cannot start at {first} of its own and double each {every}")
+
+    def factor(fraction: float) -> float:
+        # a hair more, so that 0.12 / 0.04 is three steps though it is stored as 2.9999
+        steps = min(int(fraction / every + 1e-9), 60)
+        return min(1.0, first * 2**steps)
+
+    return factor
+
+
 def fit(
     model: nn.Module,
     data: DataSet,

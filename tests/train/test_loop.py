@@ -18,7 +18,7 @@ from torch import nn
 
 from overt.errors import BadInput, Damaged, Failed, Stopped
 from overt.supervise.loss import Loss
-from overt.train import Limits, Monitor, ParameterSet, fit, warm_then_cosine
+from overt.train import Limits, Monitor, ParameterSet, doubling, fit, warm_then_cosine
 from overt.train.loop import mixed
 from tests.train import toys
 
@@ -438,6 +438,19 @@ def test_the_rate_climbs_then_falls() -> None:
     assert rate(0.1) == pytest.approx(1.0)
     assert rate(0.55) == pytest.approx(0.5)
     assert rate(1.0) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_rate_doubles_until_it_is_there() -> None:
+    """5e-6, doubled every 20 of 500 epochs up to 5e-4, at the beginning of each epoch."""
+    rate = doubling(0.01, 20 / 500)
+    for epoch in range(500):
+        wanted = min(5e-4, 5e-6 * 2 ** (epoch // 20))
+        assert 5e-4 * rate(epoch / 500) == pytest.approx(wanted)
+    assert rate(1.0) == 1.0
+    assert doubling(1.0)(0.0) == 1.0
+    for first, every in ((0.0, 0.1), (2.0, 0.1), (0.5, 0.0)):
+        with pytest.raises(ValueError, match="cannot start at"):
+            doubling(first, every)
 
 
 def test_seeds_are_mixed_the_same_everywhere() -> None:
