@@ -23,7 +23,8 @@ from overt.models.selection import (
     randomly,
     straight_through,
 )
-from overt.models.sight import NormedEye
+from overt.models.sight import NormedEye, StridedEye
+from overt.models.stacked import StackedAttention, StackSizes
 from overt.testing import check_model, toy_batch
 
 TOP = partial(keep_top, count=3)
@@ -225,6 +226,26 @@ def test_the_model_learns_a_question_about_places():
         optimizer.step()
     right = model.eval()(batch).prediction.argmax(-1) == batch.labels
     assert right.float().mean() > 0.95
+
+
+def test_simple_san_is_stacked_attention_behind_the_same_eye(tmp_path):
+    """Section 4.7's pair: one small CNN, hard attention or two soft hops."""
+
+    def make() -> StackedAttention:
+        torch.manual_seed(0)
+        sizes = StackSizes(10, 4, word=5, question=6, joint=6, hidden=4, word_hops=0)
+        return StackedAttention(sizes, StridedEye(0.01))
+
+    batch = batch_for(made("simple-HAN"))
+    check_model(make, batch, unreached=("reader.blank",))
+    model = make().eval()
+    model.save_pretrained(tmp_path / "model")
+    again = StackedAttention.from_pretrained(tmp_path / "model")
+    assert again(batch).prediction.equal(model(batch).prediction)
+    hard = made("simple-HAN").eye.state_dict()
+    assert {name: one.shape for name, one in hard.items()} == {
+        name: one.shape for name, one in model.eye.state_dict().items()
+    }
 
 
 def test_parts_that_do_not_fit_are_refused():
