@@ -228,7 +228,7 @@ def table(
     )
     print()
     _print(f"{wanted.name}: {wanted.about}", *as_text(filled))
-    print(f"\nmean ± standard deviation over seeds; written to {out / 'table.md'}.")
+    print(f"\nmean ± standard deviation over seeds; written to {out / wanted.stem}.md.")
     if filled.failures:
         first = filled.failures[0]
         raise Failed(

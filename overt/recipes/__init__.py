@@ -22,6 +22,8 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
         baselines.easyvqa_soft,
         ltpa.ltpa_cifar10,
         ltpa.ltpa_cifar100,
+        ltpa.ltpa_svhn,
+        ltpa.ltpa_cub,
         ltpa.ltpa_scenes,
     )
     return {make().name: make for make in every}

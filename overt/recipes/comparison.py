@@ -13,21 +13,30 @@ from overt.recipes.recipe import Figure, Recipe
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a recipe and what is changed in it, as `--set` would."""
+    """One row: a recipe and what is changed in it, as `--set` would.
+
+    `home` is the table that the row belongs to, where it is another: its runs are used as they are,
+    and show other columns here.
+    """
 
     label: str
     recipe: Callable[[], Recipe]
     changes: tuple[str, ...] = ()
+    home: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that are compared by the same measures, `columns`: names in the results' `ours`."""
+    """Rows that are compared by the same measures, `columns`: names in the results' `ours`.
+
+    Its files are called `stem`: tables that share a folder have names of their own.
+    """
 
     name: str
     about: str
     rows: tuple[Row, ...]
     columns: tuple[str, ...]
+    stem: str = "table"
 
 
 @dataclass(frozen=True)
@@ -91,14 +100,14 @@ class Filled:
 
 
 def write(filled: Filled, out: Path) -> None:
-    """Write `table.json` for programs and `table.md` for people."""
-    files.write_json(out / "table.json", as_json(filled))
+    """Write `table.json` for programs and `table.md` for people, or as the table is called."""
+    files.write_json(out / f"{filled.table.stem}.json", as_json(filled))
     header, lines = as_text(filled)
     text = [f"# {filled.table.name}", "", filled.table.about, ""]
     text += [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *lines)]
     for entry in filled.failures:
         text += ["", f"{entry.row}, seed {entry.seed} failed: {entry.error}"]
-    files.write_text(out / "table.md", "\n".join(text) + "\n")
+    files.write_text(out / f"{filled.table.stem}.md", "\n".join(text) + "\n")
 
 
 def as_json(filled: Filled) -> dict[str, Any]:

@@ -1,56 +1,72 @@
 """From the plain values of Learn to Pay Attention to data, network and training."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt import files, measure, models
-from overt.attention import AttentionMap, Kind
+from overt import files, models
 from overt.data.batch import Batch
 from overt.data.source import Source as DataSet
 from overt.errors import BadInput
 from overt.models.ltpa import DECISIONS, SCORES
 from overt.models.resnet import Depth
 from overt.models.vgg import Dropout, Sizes
-from overt.recipes import checks
 from overt.recipes.building import SPLITS, First, experiment
-from overt.recipes.evaluation import Judge, also, calibrated, charted, valued
-from overt.recipes.experiment import Evaluation, Experiment, Source, Value
-from overt.recipes.ltpa import Fall, Files, Judging, LtpaRecipe, Model, Net, Pictures, Scenes, Sgd
-from overt.recipes.ltpa_judging import Asked, Masks, everything
-from overt.recipes.ltpa_probes import Probe, probes, right
+from overt.recipes.evaluation import Judge
+from overt.recipes.experiment import Evaluation, Experiment
+from overt.recipes.ltpa import Fall, Files, LtpaRecipe, Model, Net, Pictures, Scenes, Sgd, label_of
+from overt.recipes.ltpa_evaluation import Others, capped, evaluated, judged_further
+from overt.recipes.ltpa_judging import Masks
 from overt.recipes.recipe import Context, Train
 from overt.train import ParameterSet, Reporter, processes, warm_then_cosine
 
 PORTION = 256  # images that are judged at a time
 CELL = 4  # pixels a side of a cell of the last level
-FAMILIES = ("fooled_fgsm", "fooled_pgd", "pointing", "mass", "jaccard", "transfer")
 WEIGHTS = "model.safetensors"
 HALVINGS = 12  # the published 300 epochs halve the rate every 25
 
 
 def pictures(recipe: LtpaRecipe, data: Pictures, context: Context) -> Experiment:
-    """CIFAR-10 or CIFAR-100, held on the device."""
-    from overt.data import Cifar10, Cifar100
-    from overt.data.cifar import Records
-    from overt.data.sets import root_of
+    """CIFAR, SVHN or birds, held on the device."""
+    from overt.data import sets
 
-    root = root_of(context.data_root)
-    kind = Cifar10 if data.name is Files.CIFAR10 else Cifar100
+    reader = reader_of(data.name, sets.root_of(context.data_root))
 
-    def part(split: str) -> First[Records]:
-        return First(kind(root, split), data.limit)
+    def part(split: str) -> First[Labelled]:
+        return First(reader(split), data.limit)
 
     if data.held_out:
         train, held, test = map(part, SPLITS)
         return trained(recipe, context, train, held, test, train.data.classes)
     train, test = part("train+val"), part("test")
     return trained(recipe, context, train, None, test, train.data.classes)
+
+
+@runtime_checkable
+class Labelled(DataSet, Protocol):
+    """A data set that names its classes."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+
+def reader_of(name: Files, root: Path) -> Callable[[str], Labelled]:
+    """What opens a split of one of the paper's sets."""
+    from overt import data
+
+    match name:
+        case Files.CIFAR10:
+            return lambda split: data.Cifar10(root, split)
+        case Files.CIFAR100:
+            return lambda split: data.Cifar100(root, split)
+        case Files.SVHN:
+            return lambda split: data.Svhn(root, split)
+        case Files.CUB:
+            return lambda split: data.Cub(root, split)
 
 
 def scenes(recipe: LtpaRecipe, data: Scenes, context: Context) -> Experiment:
@@ -87,18 +103,23 @@ def trained(
 
     What the network is to be judged by is opened before it is trained.
     """
-    from overt.data import Resident, vary
+    from overt.data import Resident
 
     device = processes(context.device).device
+    change = changed_by(recipe.data)
 
     def moved(batch: Batch) -> Batch:
         generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
-        return vary(batch, generator)
+        return change(batch, generator)
 
-    model = network(recipe.model, len(classes))
+    model = network(recipe.model, len(classes), first_pool(recipe.data))
     if recipe.model.start is not None:
-        begin_from(model, Path(recipe.model.start))
+        begin_from(model, start_of(recipe.model, context.seed))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if isinstance(recipe.data, Pictures) and recipe.data.name is Files.CUB:
+        # photos are opened once, not at every validation
+        held = None if held is None else Resident.of(held)
+        test = Resident.of(test)
     judge = Judge(test, classes, portion=PORTION)
     built = experiment(
         model,
@@ -111,11 +132,8 @@ def trained(
         learn=lambda net, plan: sgd(net, plan, recipe.sgd),
     )
     asked = capped(recipe.judge, recipe.data.limit)
-    others: tuple[Probe, ...] = ()
-    if asked.items and asked.transfer != 0:
-        own = recipe.data.name if isinstance(recipe.data, Pictures) else "scenes"
-        root = checks.data_root(context.data_root)
-        others = probes(root, own, asked.transfer, device, asked.photos)
+    own = recipe.data.name if isinstance(recipe.data, Pictures) else "scenes"
+    others = Others.opened(context, own, asked, device)
 
     def evaluate(reporter: Reporter) -> Evaluation:
         found = evaluated(judge, model, device)
@@ -123,30 +141,37 @@ def trained(
             return found
         return judged_further(found, judge, model, device, asked, masks, others)
 
-    used = [Source(one.name, str(one.data.split), one.data.digest(), len(one)) for one in others]
-    return replace(built, evaluate=evaluate, sources=[*built.sources, *used])
+    return replace(built, evaluate=evaluate, sources=[*built.sources, *others.sources()])
 
 
-def capped(judging: Judging, limit: int | None) -> Judging:
-    """What is asked of a run on a few items: a quarter of them, and of fewer by PGD.
+def changed_by(data: Pictures | Scenes) -> Callable[[Batch, torch.Generator], Batch]:
+    """How training pictures are changed: cropped and flipped, but for digits, which are cropped."""
+    from overt.data import shift, vary
 
-    Attacks take many times the work of a test, and a run on few items is meant to be short.
-    """
-    if limit is None:
-        return judging
-    few, most = max(1, limit // 4), judging.transfer
-    return replace(
-        judging,
-        items=min(judging.items, few),
-        pgd=min(judging.pgd, limit // 16),
-        transfer=few if most is None else min(most, few),
-    )
+    return shift if isinstance(data, Pictures) and data.name is Files.SVHN else vary
 
 
-def network(model: Model, classes: int) -> nn.Module:
-    """The network of a row."""
+def first_pool(data: Pictures | Scenes) -> int:
+    """The side of the first pooling: 5 for birds of 80 x 80 pixels, else 2 (A.2)."""
+    return 5 if isinstance(data, Pictures) and data.name is Files.CUB else 2
+
+
+def start_of(model: Model, seed: int) -> Path:
+    """The folder that `model.start` names, for this row and this seed."""
+    assert model.start is not None
+    named = model.start.replace("{seed}", str(seed))
+    if "{row}" not in named:
+        return Path(named)
+    label = label_of(replace(model, start=None))
+    if label is None:
+        raise BadInput("model.start has {row} in it, and this network is no row of Table 1.")
+    return Path(named.replace("{row}", label))
+
+
+def network(model: Model, classes: int, pool: int = 2) -> nn.Module:
+    """The network of a row; `pool` is the side of the first pooling of a VGG."""
     dropout = Dropout(model.first_dropout, model.inside_dropout, model.dropout)
-    sizes = Sizes(classes, model.width, dropout)
+    sizes = Sizes(classes, model.width, dropout, pool)
     depth = Depth(classes, model.width, model.blocks)
     score, decision = SCORES[model.score.value], DECISIONS[model.decision.value]
     match model.net:
@@ -208,89 +233,3 @@ def warm_then_halves(warmup: float) -> Callable[[float], float]:
         return 0.5 ** int(fraction * HALVINGS)
 
     return factor
-
-
-# --- judging
-
-
-@dataclass
-class Judged:
-    """A network as it is judged: by the map that stands nearest to its decision.
-
-    That is the last level, or for a network of class activations what speaks for the class it
-    chose: the right class, which the paper takes, is not known when a picture is looked at. The
-    entropy of every level is noted on the way, by its grid.
-    """
-
-    model: Any
-    entropies: dict[str, list[Tensor]] = field(default_factory=dict)
-
-    def encode(self, batch: Batch) -> Any:
-        """The features, after a look at the maps of all levels."""
-        features = self.model.encode(batch)
-        for one in self.model.decide(features).attention:
-            if one.kind is Kind.PROBABILITY:
-                rows, columns = one.keys.find("image").shape
-                found = self.entropies.setdefault(f"entropy_{rows}x{columns}", [])
-                found.append(measure.entropy(one).cpu())
-        return features
-
-    def decide(self, features: Any, mask: Mapping[str, Tensor] | None = None) -> models.Output:
-        """The prediction, with one map or none."""
-        output = self.model.decide(features, mask)
-        if isinstance(self.model, models.VGGGap):
-            chosen = output.prediction.argmax(dim=-1)
-            return replace(output, attention=(speaking(self.model, features, chosen),))
-        return replace(output, attention=output.attention[-1:])
-
-    def __call__(self, batch: Batch) -> models.Output:
-        return self.decide(self.encode(batch))
-
-
-def speaking(model: models.VGGGap, features: models.Cells, chosen: Tensor) -> AttentionMap:
-    """What speaks for a class, cell by cell: the positive part of its activations, as shares."""
-    found = model.class_activation(features, chosen)
-    return replace(found, values=found.values.clamp_min(0), kind=Kind.AMOUNT).normalize()
-
-
-def evaluated(judge: Judge, model: nn.Module, device: torch.device) -> Evaluation:
-    """What a judge finds, with the error beside the accuracy and the entropy of every level."""
-    judged = Judged(model)
-    found = judge.evaluate(cast(models.Model, judged), device)
-    right = found.ours["accuracy"]
-    assert right.low is not None and right.high is not None
-    error = replace(
-        right, value=1 - right.value, direction="lower", low=1 - right.high, high=1 - right.low
-    )
-    ours: dict[str, Value] = {"error": error, **found.ours}
-    samples: dict[str, np.ndarray] = {"error": 1 - found.samples["accuracy"]}
-    for name, parts in judged.entropies.items():
-        each = torch.cat(parts).float()
-        around = measure.bootstrap(each)
-        ours[name] = Value(
-            around.mean, "nats", "neither", right.split, around.count, around.low, around.high
-        )
-        samples[name] = each.numpy()
-    return replace(found, ours=ours, samples={**found.samples, **samples})
-
-
-def judged_further(
-    found: Evaluation,
-    judge: Judge,
-    model: nn.Module,
-    device: torch.device,
-    judging: Judging,
-    masks: Masks | None,
-    others: Sequence[Probe],
-) -> Evaluation:
-    """An evaluation with all that the section `judge` of the recipe asks for."""
-    batches = tuple(judge.first(judging.items, device))
-    asked = Asked(model, Judged(model), batches, masks)
-    found = also(calibrated(found), everything(asked, judging), str(judge.data.split))
-    prepare = measure.whitening if judging.whiten else measure.as_they_are
-    declared = measure.transfer_accuracy.measure
-    moved = {
-        f"transfer_{one.name}": valued(declared, right(model, one, prepare), str(one.data.split))
-        for one in others
-    }
-    return charted(replace(found, ours={**found.ours, **moved}), FAMILIES)

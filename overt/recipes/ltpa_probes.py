@@ -1,7 +1,8 @@
-"""The data sets that features are taken to (Table 3 of Learn to Pay Attention): those on disk.
+"""The other data sets that a network is taken to: those on disk.
 
-Photos are brought to one size; the paper says no more than that it downsamples them. The two CIFARs
-and scenes are not in its table.
+Features for a linear SVM and the classes of STL-10 (Table 3 of Learn to Pay Attention), and shapes
+in the photos of Object Discovery (figure 9). Photos are brought to one size; the paper says no more
+than that it downsamples them. The two CIFARs and scenes are not in its Table 3.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +14,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from overt import measure
+from overt import measure, models
 from overt.data.batch import Batch
 from overt.data.source import Source
+from overt.data.stl10 import AS_CIFAR10
+from overt.recipes.ltpa_maps import join_of
 
 FOLDS = 5
 PORTION = 256
 SIZE = 32  # of scenes
+DISCOVERED = (0, 1, 7)  # airplane, automobile and horse of CIFAR-10
 WORLD = 1  # the scenes that are drawn
 SCENES = 1000  # as many as are drawn when all are asked for
 
@@ -46,6 +50,9 @@ class Probe:
         for start in range(0, len(self.rows), PORTION):
             batch = self.data.batch(self.rows[start : start + PORTION]).to(self.device)
             yield at_most(batch, self.side)
+
+
+# --- features for an SVM
 
 
 def right(model: Any, probe: Probe, prepare: Any = measure.as_they_are) -> Tensor:
@@ -75,6 +82,113 @@ def probes(
             if rows:
                 found.append(Probe(data, rows, device, side))
     return tuple(found)
+
+
+# --- the classes of CIFAR-10 on STL-10
+
+
+def as_they_stand(
+    root: Path | None, own: str, most: int | None, device: torch.device, side: int = SIZE
+) -> dict[str, Probe]:
+    """The two parts of STL-10 for a network of CIFAR-10, `stl10_train` and `stl10_test`.
+
+    They share nine classes, so the paper asks such a network directly, without an SVM.
+    """
+    from overt import data
+    from overt.data import sets
+
+    if root is None or own != "cifar10" or "stl10" not in sets.present(root):
+        return {}
+    found = {}
+    for name, split in (("stl10_train", "train+val"), ("stl10_test", "test")):
+        part = data.Stl10(root, split)
+        found[name] = Probe(part, spread(labels_of(part), most), device, side)
+    return found
+
+
+def right_as_it_stands(model: Any, probe: Probe) -> Tensor:
+    """1 where the class of CIFAR-10 is that of STL-10, else 0; NaN for monkeys, which it lacks.
+
+    The paper does not say what it made of them. They could not have been right.
+    """
+    same = torch.tensor(AS_CIFAR10, device=probe.device)
+    parts = []
+    for batch in probe.batches():
+        assert batch.labels is not None
+        parts.append(measure.accuracy(model(batch).prediction, same[batch.labels]))
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+# --- shapes in photos
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """Photos of Object Discovery with the masks of what they show, so many of each kind."""
+
+    data: Any
+    rows: Sequence[int]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def discovery(
+    root: Path | None, most: int, device: torch.device, side: int = SIZE
+) -> Shapes | None:
+    """Object Discovery where it lies below `root`, at most `most` photos, as many of each kind."""
+    from overt import data
+    from overt.data import sets
+
+    if root is None or "discovery" not in sets.present(root):
+        return None
+    photos = data.ObjectDiscovery(root, size=(side, side), cells=(8, 8))
+    each = max(1, most // len(photos.classes))
+    kinds = photos.labels(range(len(photos))).tolist()
+    rows = [row for row, kind in enumerate(kinds) if kinds[:row].count(kind) < each]
+    return Shapes(photos, rows, device)
+
+
+def jaccards(model: Any, shapes: Shapes, own: str) -> dict[str, Tensor]:
+    """The Jaccard of each photo by its kind, at the photo's own size: `jaccard_airplane` ...
+
+    The map is that of `network_map`. NaN for a photo that does not show its thing. Nothing for a
+    network without a map of its own.
+    """
+    found: dict[str, list[float]] = {}
+    for start in range(0, len(shapes.rows), PORTION):
+        rows = shapes.rows[start : start + PORTION]
+        batch = shapes.data.batch(rows).to(shapes.device)
+        maps = network_map(model, batch, own)
+        if maps is None:
+            return {}
+        for kind, one, mask in zip(batch.groups, maps, shapes.data.masks(rows), strict=True):
+            shape = measure.binarised(one.cpu()[None])
+            score = float(measure.jaccard(shape, mask[None])[0])
+            found.setdefault(f"jaccard_{kind}", []).append(score)
+    return {name: torch.tensor(scores) for name, scores in found.items()}
+
+
+def network_map(model: Any, batch: Batch, own: str) -> Sequence[Tensor] | None:
+    """The map by which a network cuts out things, on each photo; None for one without maps.
+
+    The last two levels joined, or the only one. Of class activations, those of the right class, as
+    in the paper, where the network knows it (airplanes, cars and horses of CIFAR-10), else those
+    of the class it chose.
+    """
+    features = model.encode(batch)
+    if isinstance(model, models.VGGGap):
+        assert batch.labels is not None
+        classes = model.decide(features).prediction.argmax(dim=-1)
+        if own == "cifar10":
+            classes = torch.tensor(DISCOVERED, device=classes.device)[batch.labels]
+        return measure.combined_on_photos([model.class_activation(features, classes)])
+    attention = model.decide(features).attention[-2:]
+    return measure.combined_on_photos(attention, join_of(attention)) if attention else None
+
+
+# --- which there are, and of what size
 
 
 def readers(

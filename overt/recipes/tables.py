@@ -2,7 +2,9 @@
 
 A run that is finished is never run again: one in the table's folder is used if its files are whole
 and its recipe, settings and seed are those asked for; so is a result that is committed under
-`benchmarks/<table>/<row>/seed-<n>/`. A run that fails is reported and does not stop the others.
+`benchmarks/<table>/<row>/seed-<n>/`. A row that belongs to another table is looked for under that
+one's name there, and in a folder that both tables fill it is run once. A run that fails is reported
+and does not stop the others.
 """
 
 import os
@@ -23,7 +25,7 @@ COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks"
 
 def tables() -> dict[str, Table]:
     """Every table by name."""
-    from overt.recipes import baselines, ltpa, scenes
+    from overt.recipes import baselines, ltpa_tables, scenes
 
     attention = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")
     every = (
@@ -51,28 +53,7 @@ def tables() -> dict[str, Table]:
             ),
             ("accuracy", "deletion", "entropy"),
         ),
-        Table(
-            "ltpa-1",
-            "Learn to Pay Attention, Table 1, with controls that pool the same levels by the mean.",
-            tuple(
-                Row(f"{data}-{label}", make, ltpa.changes(model))
-                for data, make in (
-                    ("cifar10", ltpa.ltpa_cifar10),
-                    ("cifar100", ltpa.ltpa_cifar100),
-                )
-                for label, model in ltpa.models().items()
-            ),
-            ("error", "deletion", "entropy_8x8", "entropy_16x16", "entropy_32x32"),
-        ),
-        Table(
-            "ltpa-scenes",
-            "The networks of ltpa-1 on scenes: whether the last level finds the deciding thing.",
-            tuple(
-                Row(label, ltpa.ltpa_scenes, ltpa.changes(model))
-                for label, model in ltpa.models().items()
-            ),
-            attention,
-        ),
+        *ltpa_tables.tables(),
     )
     return {table.name: table for table in every}
 
@@ -119,7 +100,7 @@ def run_table(
 ) -> Filled:
     """Run these rows (all, when none is named) for seeds 0, 1, ... and write the table into `out`.
 
-    What cannot be started is refused before the first run starts. `table.json` and `table.md` are
+    What cannot be started is refused before the first run starts. The table's two files are
     written anew after each run; they also show finished rows that were not asked for this time.
     """
     folder.usable(out)
@@ -185,7 +166,8 @@ class _Source:
                 return job.entry(place, "reused", results=held.results)
         except Damaged as error:
             return job.entry(place, "failed", error=str(error))
-        place = self.committed / self.table.name / job.row.label / f"seed-{job.seed}"
+        home = job.row.home or self.table.name
+        place = self.committed / home / job.row.label / f"seed-{job.seed}"
         held = folder.look(place)
         if held is None or not held.says_done or held.differences(job.recipe, job.seed):
             return None

@@ -48,7 +48,7 @@ def test_every_row_of_the_table_has_the_papers_number_beside_it() -> None:
             assert figure.source == f"Learn to Pay Attention, Table 1, {TABLE_1[label].name}"
     for label in BESIDE:
         for data in MAKERS:
-            assert found[f"{data}-{label}"].paper == {}
+            assert "error" not in found[f"{data}-{label}"].paper
     assert table.columns[0] == "error"
 
 
@@ -79,11 +79,27 @@ def test_a_figure_stands_beside_its_own_network_alone(sets: list[str], name: str
     recipe = settings.apply(ltpa.ltpa_cifar10(), sets)
     row = published(recipe.model)
     assert (row and row.name) == name
-    assert bool(recipe.paper) is (name is not None)
+    assert ("error" in recipe.paper) is (name is not None)
 
 
 def test_scenes_have_no_figure() -> None:
     assert ltpa.ltpa_scenes().paper == {} and published(ltpa.ltpa_scenes().model) is not None
+
+
+def test_every_row_knows_its_label() -> None:
+    for label, model in ltpa.models().items():
+        assert ltpa.label_of(model) == label
+    assert ltpa.label_of(Model(score=Score.ADDITIVE)) is None
+    assert ltpa.label_of(Model(score=Score.DOT, width=0.5)) == "att2-concat-dp"
+
+
+def test_the_sets_of_table_2() -> None:
+    for make, error in ((ltpa.ltpa_svhn, 3.74), (ltpa.ltpa_cub, 26.80)):
+        recipe = make()
+        assert recipe.paper["error"].value * 100 == pytest.approx(error)
+        assert recipe.judge.transfer == 0 and ltpa.label_of(recipe.model) == "att2-concat-pc"
+        assert f"{error:.2f} %" in (make.__doc__ or "")
+    assert ltpa.ltpa_svhn().train.rate == pytest.approx(ltpa.SHORT.rate / 10)
 
 
 def test_the_control_is_the_headline_with_average_pooling() -> None:
@@ -113,6 +129,9 @@ def test_one_schedule_for_all_rows() -> None:
         ("model.score=cosine", "one of uniform, dot, scaled-dot, parametrised, additive"),
         ("model.inside_dropout=2", "from 0 to 1"),
         ("model.blocks=0", "at least 1"),
+        ("judge.items=-1", "at least 0"),
+        ("judge.restarts=0", "at least 1"),
+        ("judge.photos=16", "from 32 to 512"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change: str, said: str) -> None:

@@ -11,7 +11,8 @@ from overt.data.batch import Batch
 from overt.data.scenes.classify import DominantScenes
 from overt.recipes.evaluation import Noted
 from overt.recipes.ltpa import Judging, Model, Net, Score
-from overt.recipes.ltpa_building import Judged, network
+from overt.recipes.ltpa_building import network
+from overt.recipes.ltpa_evaluation import Judged
 from overt.recipes.ltpa_judging import (
     BYTES,
     Asked,

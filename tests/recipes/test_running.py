@@ -31,6 +31,8 @@ ON_DISK = {
     "easyvqa-soft": ("easyvqa", models.VQA),
     "ltpa-cifar10": ("cifar10", models.VGGAttention),
     "ltpa-cifar100": ("cifar100", models.VGGAttention),
+    "ltpa-svhn": ("svhn", models.VGGAttention),
+    "ltpa-cub": ("cub", models.VGGAttention),
 }
 MADE = {"ltpa-scenes": models.VGGAttention}  # of scenes; the others answer questions
 KEYS = """schema status recipe settings seed device world_size versions commit command data paper
@@ -72,9 +74,11 @@ def test_every_recipe_runs_and_leaves_what_is_documented(ran: Ran, name: str) ->
     assert (results["seed"], results["world_size"], results["steps"]) == (0, 1, 2)
     assert results["command"] == f"overt run {name}" and results["device"].startswith("cpu")
     assert {"python", "torch", "overt"} <= set(results["versions"])
-    assert [one["split"] for one in results["data"]] == ["train", "val", "test"]
+    own = results["data"][:3]  # others may follow that the model was taken to
+    assert [one["split"] for one in own] == ["train", "val", "test"]
+    assert all(1 <= one["n"] <= 16 for one in own)
     for one in results["data"]:
-        assert re.fullmatch("[0-9a-f]{64}", one["hash"]) and 1 <= one["n"] <= 16
+        assert re.fullmatch("[0-9a-f]{64}", one["hash"])
     for wanted in ("parameters", "flops", "seconds", "samples_per_second", "peak_memory"):
         assert results[wanted] > 0
     files.verify(out)
@@ -93,6 +97,8 @@ def test_one_row_a_test_sample_and_the_numbers_are_their_means(ran: Ran, name: s
     for measure, one in results["ours"].items():
         assert {"value", "unit", "direction", "split", "n", "low", "high"} == set(one)
         assert one["split"] == "test" and one["direction"] in ("higher", "lower", "neither")
+        if measure == "ece" or measure.startswith("transfer_"):
+            continue  # not a mean, and not of the samples of the test
         values = [value for value in samples[measure].tolist() if value == value]
         assert one["n"] == len(values)
         assert one["value"] == pytest.approx(sum(values) / len(values), abs=1e-9)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,28 @@ def test_committed_results_are_reused(
     (place / files.MANIFEST).unlink()  # results.json alone is committed
     filled = fill(rows=["plain"], committed=kept)
     assert sources(filled) == {"plain": ["run", "committed"]}
+
+
+def test_rows_of_another_table_are_its_runs(
+    runner: Asked, toy_table: Table, tmp_path: Path, write_run: Write
+) -> None:
+    kept, out = tmp_path / "benchmarks", tmp_path / "out"
+    write_run(kept / "toys" / "plain" / "seed-0", toy_table.rows[0].recipe())
+    rows = tuple(replace(row, home="toys") for row in toy_table.rows)
+    other = Table("other", "The same runs, another column.", rows, ("error",), stem="other")
+    options: dict[str, Any] = {"seeds": 1, "say": lambda line: None, "committed": kept}
+    run_table(toy_table, out, rows=["wide"], **options)
+    runner.clear()
+    filled = run_table(other, out, **options)
+    assert sources(filled) == {"plain": ["committed"], "wide": ["reused"], "stated": ["run"]}
+    assert [name for name, *_ in runner] == ["toy-stated"]
+    assert (out / "other.md").read_text().startswith("# other")
+    assert json.loads((out / "other.json").read_text())["table"] == "other"
+    assert (out / "table.md").read_text().startswith("# toys")
+    mine = replace(other, rows=toy_table.rows[:1])  # its own row is not looked for elsewhere
+    runner.clear()
+    run_table(mine, tmp_path / "alone", **options)
+    assert [name for name, *_ in runner] == ["toy"]
 
 
 def test_committed_results_of_other_settings_are_not(

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.io import savemat
 
-from overt.data import cifar, easyvqa, trec
+from overt.data import cifar, cub, easyvqa, svhn, trec
 from overt.recipes import find, settings
 from overt.recipes.recipe import Recipe
 
 SETS = ("data.limit=16", "model.width=0.25", "train.steps=2")
+NARROW = ("model.width=0.05",)  # for networks that convolve at the size of the image
 QUESTIONS = (
     b"DESC:manner How did serfdom develop ?",
     b"ENTY:cremat What films featured Popeye ?",
@@ -26,7 +28,8 @@ ASKED = (["what shape is it?", "circle"], ["is it red?", "no"], ["what color is 
 
 def recipe(name: str, *sets: str) -> Any:
     """The recipe of this name, made tiny."""
-    return settings.apply(find(name), [*SETS, *sets])
+    more = NARROW if name.startswith("ltpa") else ()
+    return settings.apply(find(name), [*SETS, *more, *sets])
 
 
 def write(root: Path) -> Path:
@@ -42,6 +45,8 @@ def write(root: Path) -> Path:
         records = dice.integers(0, 256, (40, 3074), dtype=np.uint8)
         records[:, :2] %= np.array([20, 100], dtype=np.uint8)
         (root / cifar.CIFAR100_FOLDER / f"{stem}.bin").write_bytes(records.tobytes())
+    write_svhn(root)
+    write_cub(root)
     for name in (trec.TRAIN_FILE, trec.TEST_FILE):
         (root / trec.FOLDER / name).write_bytes(b"\n".join(QUESTIONS * 8) + b"\n")
     for part in ("train", "test"):
@@ -56,10 +61,48 @@ def write(root: Path) -> Path:
     return root
 
 
+def write_svhn(root: Path, records: int = 40) -> None:
+    """Digits as MATLAB keeps them: 32 x 32 x 3 x n bytes, and 10 for the digit 0."""
+    (root / svhn.FOLDER).mkdir(parents=True)
+    dice = np.random.default_rng(1)
+    for part in ("train", "test"):
+        pictures = dice.integers(0, 256, (32, 32, 3, records), dtype=np.uint8)
+        digits = (np.arange(records) % 10 + 1).astype(np.uint8)[:, None]
+        savemat(root / svhn.FOLDER / f"{part}_32x32.mat", {"X": pictures, "y": digits})
+
+
+def write_cub(root: Path, photos: int = 40) -> None:
+    """Birds of four kinds with their lists; every fifth photo is one of the test."""
+    folder = root / cub.FOLDER
+    (folder / "parts").mkdir(parents=True)
+    dice = np.random.default_rng(2)
+    kinds = [f"{number:03d}.Bird_{number}" for number in range(1, 5)]
+    names = [f"{kinds[row % 4]}/bird_{row:04d}.jpg" for row in range(photos)]
+    for name in names:
+        (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        photo = dice.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+        Image.fromarray(photo).save(folder / "images" / name)
+    lists = {
+        "classes.txt": kinds,
+        "images.txt": names,
+        "image_class_labels.txt": [row % 4 + 1 for row in range(photos)],
+        "train_test_split.txt": [int(row % 5 > 0) for row in range(photos)],
+        "bounding_boxes.txt": ["10.0 5.0 30.0 20.0"] * photos,
+        "parts/parts.txt": ["beak"],
+    }
+    for name, values in lists.items():
+        lines = [f"{number} {value}" for number, value in enumerate(values, start=1)]
+        (folder / name).write_text("\n".join(lines) + "\n")
+    spots = [f"{number} 1 12.0 8.0 1" for number in range(1, photos + 1)]
+    (folder / "parts" / "part_locs.txt").write_text("\n".join(spots) + "\n")
+
+
 def expect_few(patch: pytest.MonkeyPatch) -> None:
     """The readers take files with as few records as `write` gives them."""
     patch.setattr("overt.data.Cifar10", partial(cifar.Cifar10, records=8, validation=8))
     patch.setattr("overt.data.Cifar100", partial(cifar.Cifar100, records=40, validation=8))
+    patch.setattr("overt.data.Svhn", partial(svhn.Svhn, records=40, validation=8))
+    patch.setattr("overt.data.Cub", partial(cub.Cub, photos=None, validation=8))
     patch.setattr("overt.data.Trec", partial(trec.Trec, records=40, validation=8))
     patch.setattr("overt.data.EasyVqa", partial(easyvqa.EasyVqa, validation=4))
 
