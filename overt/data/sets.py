@@ -305,10 +305,11 @@ def _trec(name: str, size: int, sha256: str, records: int) -> File:
 
 
 def _opens(home: str, name: str, *splits: str) -> tuple[Open, ...]:
-    """The readers of these splits, imported when they are called."""
+    """The readers of these splits, imported when they are called; a set without splits has ""."""
 
     def reader(root: Path, split: str) -> Any:
-        return getattr(import_module(f"overt.data.{home}"), name)(root, split)
+        opened = getattr(import_module(f"overt.data.{home}"), name)
+        return opened(root, split) if split else opened(root)
 
     return tuple(partial(reader, split=split) for split in splits)
 
@@ -654,6 +655,16 @@ SETS: tuple[DataSet, ...] = (
         files=_files("daquar", "data.csv", "train_images_list.txt", "test_images_list.txt"),
         photos=(Photos("daquar/images", 1_449),),
         opens=_opens("daquar", "Daquar", "train+val", "test"),
+    ),
+    DataSet(
+        name="wordnet",
+        what="82,115 senses of English nouns and what they are kinds of, for the measure WUPS",
+        page="https://wordnet.princeton.edu/download",
+        licence="WordNet 3.0 license: free with its notice",
+        how="Fetch the database files of version 3.0 from its page, and put index.noun, data.noun "
+        "and noun.exc below wordnet/; some systems have them as a package (wordnet-base).",
+        files=_files("wordnet", "index.noun", "data.noun", "noun.exc"),
+        opens=_opens("wordnet", "WordNet", ""),
     ),
     DataSet(
         name="flickr8k",
