@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from overt.data.trec import Trec
     from overt.data.vocabulary import HubTokenizer, Vocabulary
     from overt.data.vqa import vqa1, vqa2, vqacp1, vqacp2
+    from overt.data.wordnet import WordNet
     from overt.data.yelp import YelpHat
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Trec",
     "Vocabulary",
     "VqaHat",
+    "WordNet",
     "YelpHat",
     "action40",
     "caltech101",
@@ -107,6 +109,7 @@ _HOMES = {
     "trec": ("Trec",),
     "vocabulary": ("HubTokenizer", "Vocabulary"),
     "vqa": ("vqa1", "vqa2", "vqacp1", "vqacp2"),
+    "wordnet": ("WordNet",),
     "yelp": ("YelpHat",),
 }
 
