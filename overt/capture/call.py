@@ -309,37 +309,39 @@ class Call:
         """Which keys each query may see, in any head; None when all see all.
 
         A mask that is added as a very low score hides a key as a mask of -inf does, unless it hides
-        every key of a row: then the model spreads that row evenly, and all of it counts as seen.
+        every key of a row: then the model spreads that row evenly, and all of it counts as seen. A
+        score function of FlexAttention hides what it gives such a score.
         """
-        b = self.shape[0]
+        b, _, q, k = self.shape
         found = self.source.seen(rows, keys)
-        if isinstance(self.source, Projected):
-            low = self.source.bias
-            if low is not None:
-                part = part_of(low, rows, keys, self.shape[2:])
-                open_ = part > _edge(part.dtype)
-                open_ = open_ | ((~open_).all(dim=-1, keepdim=True) & ~part.isneginf())
+        low = self._low(rows)
+        if low is not None:  # of all keys: a row is spread evenly only if none is left
+            open_ = low > _edge(low.dtype)
+            open_ = open_ | ((~open_).all(dim=-1, keepdim=True) & ~low.isneginf())
+            open_ = part_of(open_, ALL, keys, (q, k))
+            given = isinstance(self.source, Projected) and self.source.modify is None
+            if given or not bool(open_.all()):  # a bias is taken for a mask without asking it
                 found = open_ if found is None else found & open_
-        elif self.source.logits is not None:
-            part = self.source.scores(rows, keys).detach()
-            open_ = part > _edge(self.source.logits.dtype)
-            open_ = open_ | ((~open_).all(dim=-1, keepdim=True) & ~part.isneginf())
-            found = None if bool(open_.all()) else open_
         if found is None:
             return None
         found = found.any(dim=1) if found.shape[1] > 1 else found[:, 0]
         s, r = found.shape[-2:]
-        width = _count(keys, self.shape[3])
+        width = _count(keys, k)
         return found.expand(b, s, width if r == 1 else r)
+
+    def _low(self, rows: Index) -> Float[Tensor, "#b #h #s #k"] | None:
+        """The scores of some rows and all keys from which hidden keys are read off, if any are."""
+        source = self.source
+        if isinstance(source, Written):
+            return None if source.logits is None else source.scores(rows).detach()
+        if source.modify is not None:
+            return source.scores(rows).detach()
+        return None if source.bias is None else part_of(source.bias, rows, ALL, self.shape[2:])
 
     def _spread(self) -> Bool[Tensor, "#b #q"] | None:
         """Which queries have nothing but very low scores; None when scores do not say."""
-        low = self.source.bias if isinstance(self.source, Projected) else self.source.logits
-        if low is None:
-            return None
-        _, _, q, k = self.shape
-        part = part_of(low.detach()[..., :k], ALL, ALL, (q, k))  # no columns of sinks
-        return (part <= _edge(part.dtype)).all(dim=-1).all(dim=1)
+        low = self._low(ALL)
+        return None if low is None else (low <= _edge(low.dtype)).all(dim=-1).all(dim=1)
 
 
 def _edge(dtype: torch.dtype) -> float:

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from overt.capture.places import FAILED, FLEX, few, looks_like_attention
+from overt.capture.places import (
+    FAILED,
+    FLEX,
+    few,
+    in_compiled,
+    is_compiled,
+    looks_like_attention,
+)
 from overt.capture.records import Record
 
 
@@ -45,14 +52,15 @@ def verify(
         return
     names = {module: name or type(module).__name__ for name, module in bare.named_modules()}
     if missed:
-        remedy = _COMPILED if hasattr(model, "_orig_mod") else _remedy(missed[0])
+        remedy = _COMPILED if in_compiled(model, missed[0]) else _remedy(missed[0])
         raise Unseen(
             f"{len(missed)} of {len(ran)} attention modules ran and were not seen: "
             f"{few([names[module] for module in missed])}. {remedy} "
             "Or name the layers you need: watch(model, layers=[...])."
         )
     called = (model,) in events
-    raise Unseen(_nothing(type(bare).__name__, called, [names[module] for module in expected]))
+    nothing = _nothing(type(bare).__name__, called, [names[module] for module in expected])
+    raise Unseen(f"{nothing} {_COMPILED}" if called and is_compiled(model) else nothing)
 
 
 def _nothing(kind: str, called: bool, expected: list[str]) -> str:
@@ -71,8 +79,9 @@ def _nothing(kind: str, called: bool, expected: list[str]) -> str:
 
 
 _COMPILED = (
-    "Attention that is written out, softmax and product, is not seen in a compiled model; watch "
-    "the model itself and not the compiled one, or use scaled_dot_product_attention."
+    "Attention that is written out, softmax and product, is not seen in what torch.compile has "
+    'made. Run it as it was for this block, `with torch.compiler.set_stance("force_eager"):`, or '
+    'use scaled_dot_product_attention (model.set_attn_implementation("sdpa") of Hugging Face).'
 )
 
 

@@ -177,6 +177,28 @@ def unhook(module: nn.Module) -> None:
             leave.remove()
 
 
+_ANNOUNCED: "weakref.WeakKeyDictionary[nn.Module, tuple[int, Any]]" = weakref.WeakKeyDictionary()
+
+
+def announce(model: nn.Module) -> None:
+    """Have a model say when a step begins, once a step, however many watch it."""
+    with _LOCK:
+        count, handle = _ANNOUNCED.get(model, (0, None))
+        if not count:
+            handle = model.register_forward_pre_hook(starting)
+        _ANNOUNCED[model] = (count + 1, handle)
+
+
+def hush(model: nn.Module) -> None:
+    """One watcher fewer who wants to know of steps."""
+    with _LOCK:
+        count, handle = _ANNOUNCED.pop(model)
+        if count > 1:
+            _ANNOUNCED[model] = (count - 1, handle)
+        else:
+            handle.remove()
+
+
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that look like attention, by name, in order: the innermost of each nest.
 
@@ -219,18 +241,29 @@ def sized_cross(module: nn.Module, shape: tuple[int, int, int, int]) -> bool:
 def worth_a_hook(module: nn.Module) -> bool:
     """Whether attention could be computed in this module's own forward.
 
-    The layers of `torch.nn` that have no children do not attend, and there are many of them.
+    The layers of `torch.nn` that have no children do not attend, and there are many of them. What
+    `torch.compile` puts around a module is at work only when the module is.
     """
-    own = type(module).__module__.startswith("torch.nn.modules")
-    return not own or bool(_ATTENDS.search(type(module).__name__)) or any(module.children())
+    if hasattr(module, "_orig_mod"):
+        return False
+    if not type(module).__module__.startswith("torch.nn.modules"):
+        return True
+    return bool(_ATTENDS.search(type(module).__name__)) or next(module.children(), None) is not None
 
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether `torch.compile` has been at a model or at any part of it."""
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    return any(_compiles(module) for module in model.modules())
+
+
+def in_compiled(model: nn.Module, part: nn.Module) -> bool:
+    """Whether a part of a model stands in something that `torch.compile` has been at."""
+    return any(_compiles(module) and part in set(module.modules()) for module in model.modules())
+
+
+def _compiles(module: nn.Module) -> bool:
+    compiled = getattr(module, "_compiled_call_impl", None) is not None  # by module.compile()
+    return compiled or hasattr(module, "_orig_mod")
 
 
 def choose(model: nn.Module, layers: Collection[int | str] | None) -> dict[str, nn.Module] | None:

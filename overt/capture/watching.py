@@ -19,14 +19,15 @@ from overt.capture.mode import Watching
 from overt.capture.places import (
     HERE,
     Chain,
+    announce,
     attention_modules,
     choose,
     finishing,
     hook,
+    hush,
     is_compiled,
     named_cross,
     sized_cross,
-    starting,
     unhook,
     worth_a_hook,
 )
@@ -86,6 +87,11 @@ class watch:
         return session.seen
 
     def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
+        if not getattr(self._open, "sessions", []):
+            raise RuntimeError(
+                f"this watcher of {type(self.bare).__name__} is not open in this thread: it was "
+                "closed before, or opened in another thread; close each where it was opened, once"
+            )
         session = self._open.sessions.pop()
         session.stop()
         if problem is None:
@@ -112,7 +118,8 @@ class Session:
         with ExitStack() as undo:
             undo.enter_context(interface.routed(self.watcher.configs))
             model = self.watcher.model
-            undo.callback(model.register_forward_pre_hook(starting).remove)
+            announce(model)
+            undo.callback(hush, model)
             if hasattr(model, "_orig_mod"):
                 undo.callback(model.register_forward_hook(finishing).remove)
             self._hook(undo)
@@ -134,6 +141,8 @@ class Session:
             if self.watcher.each is not None and _flexed(event):
                 self.take(event)
         self._cleanup.close()
+        if HERE.watchers:  # the first to come has gone first, and with it what others saw by
+            _listen(HERE.watchers[-1]._cleanup)
 
     def _hook(self, undo: ExitStack) -> None:
         for module in self.watcher.hooked:

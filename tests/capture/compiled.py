@@ -67,8 +67,52 @@ def check_compiled_multi_head_attention_is_seen_and_written_attention_is_refused
         compiled(x)
     torch.testing.assert_close(seen.map().weights, direct.map().weights)
     by_hand = torch.compile(Stack(WrittenAttention()).eval(), backend="eager")
-    with pytest.raises(Unseen, match="watch the model itself"), watch(by_hand):
+    with pytest.raises(Unseen, match=r"seen in what torch\.compile has made"), watch(by_hand):
         by_hand(x)
+
+
+def check_what_is_not_seen_compiled_is_seen_as_the_refusal_says(x):
+    """However it was compiled: around the model, in place, in a part, or with no telling name."""
+
+    class Looking(WrittenAttention):
+        """A class whose name does not say that it attends."""
+
+    wrapped = torch.compile(Stack(WrittenAttention()).eval(), backend="eager")
+    in_place, in_part = Stack(WrittenAttention()).eval(), Stack(WrittenAttention()).eval()
+    in_place.compile(backend="eager")
+    in_part.layers[0].compile(backend="eager")
+    inside = Stack(WrittenAttention()).eval()
+    inside.layers[0] = torch.compile(inside.layers[0], backend="eager")
+    nameless = torch.compile(Stack(Looking()).eval(), backend="eager")
+    for model in (wrapped, in_place, in_part, inside, nameless):
+        torch._dynamo.reset()
+        with pytest.raises(Unseen, match="set_stance") as refused, watch(model):
+            model(x)
+        assert "set_attn_implementation" in str(refused.value)
+        with watch(model) as seen, torch.compiler.set_stance("force_eager"):
+            out = model(x)
+        assert len(seen) == 1
+        torch.testing.assert_close(out, model(x))
+
+
+class Windowed(nn.Module):
+    """FlexAttention whose score function alone hides keys."""
+
+    def forward(self, x):
+        return flex_attention(
+            x, x, x, score_mod=lambda s, b, h, q, k: torch.where(q - k < 3, s, -torch.inf)
+        )
+
+
+def check_keys_that_a_score_function_hides_are_in_the_mask(x):
+    model, x = Windowed(), torch.randn(2, 2, 16, 8)
+    with warnings.catch_warnings(), torch.no_grad(), watch(model) as seen:
+        warnings.simplefilter("ignore")
+        out = model(x)
+    found = seen.map()
+    at = torch.arange(16)
+    assert torch.equal(found.visible, (at[:, None] - at < 3).expand(2, 16, 16))
+    torch.testing.assert_close(found.weights[:, 0] @ x, out)
 
 
 class Flexible(nn.Module):

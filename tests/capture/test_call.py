@@ -154,6 +154,43 @@ def test_a_row_of_low_scores_is_spread_evenly_and_all_of_it_is_seen():
     assert call(projected(bias=low)).visible().all()
 
 
+@pytest.mark.parametrize("low", [-math.inf, -1e9])
+def test_keys_hidden_by_a_score_function_are_hidden(low):
+    """FlexAttention without a mask function, as people write sliding windows."""
+
+    def window(score, b, h, q, k):
+        return torch.where((q - k).abs() <= 1, score, low)
+
+    call = Call("x", torch.nn.Identity(), projected(q=7, modify=window), Route.FLEX, False)
+    wanted = torch.ones(7, 7, dtype=torch.bool).triu(-1).tril(1)
+    assert torch.equal(call.visible(), wanted.expand(2, 7, 7))
+    rows, keys = torch.tensor([[0, 3], [6, 1]]), slice(2, 5)
+    part = call.visible(rows, keys)
+    for sample in range(2):
+        assert torch.equal(part[sample], wanted[rows[sample]][:, keys])
+
+
+def test_a_score_function_that_hides_nothing_is_no_mask():
+    source = projected(modify=lambda score, b, h, q, k: score - 0.5 * (q - k).abs())
+    assert Call("x", torch.nn.Identity(), source, Route.FLEX, False).visible() is None
+
+
+def test_a_score_function_can_make_a_call_causal():
+    source = projected(q=7, modify=lambda s, b, h, q, k: torch.where(q >= k, s, -torch.inf))
+    assert Call("x", torch.nn.Identity(), source, Route.FLEX, False).causal
+    window = projected(q=7, modify=lambda s, b, h, q, k: torch.where(q >= k - 1, s, -torch.inf))
+    assert not Call("x", torch.nn.Identity(), window, Route.FLEX, False).causal
+
+
+def test_a_key_hidden_by_a_low_score_is_hidden_in_a_block_without_the_others():
+    """All keys of the block are hidden, and the row has others: it is not spread evenly."""
+    bias = torch.zeros(1, 1, 5, 7, dtype=torch.float64)
+    bias[..., 4:] = -1e9
+    call = Call("x", torch.nn.Identity(), projected(bias=bias), Route.SDPA, False)
+    assert not call.visible(ALL, slice(4, 7)).any()
+    assert call.visible(ALL, slice(0, 4)).all()
+
+
 def test_causal_is_found_in_a_mask_too():
     lower = torch.ones(5, 5, dtype=torch.bool).tril()
     assert call(projected(k=5, allowed=lower)).causal

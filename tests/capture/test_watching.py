@@ -87,6 +87,51 @@ def test_nested_watchers_each_see_their_own(model, x):
     assert outer.names == ("layers.0", "layers.1") * 2 and inner.names == ("layers.1",)
 
 
+def test_watchers_may_be_closed_in_any_order(model, x):
+    before = state(model)
+    first, second = watch(model), watch(model)
+    early, late = first.__enter__(), second.__enter__()
+    model(x)
+    first.__exit__(None, None, None)
+    model(x)  # nobody but the second watches by now
+    second.__exit__(None, None, None)
+    assert len(early) == 2 and len(late) == 4
+    assert late.names == ("layers.0", "layers.1") * 2
+    assert state(model) == before
+
+
+def test_a_step_is_counted_once_however_many_watch(model, x):
+    with watch(model) as outer:
+        model(x)
+        with watch(model) as inner:
+            model(x)
+        model(x)
+    assert [call.step for call in outer] == [0, 0, 1, 1, 2, 2]
+    assert [call.step for call in inner] == [0, 0]
+
+
+def test_closing_what_is_not_open_is_said(model, x):
+    watcher = watch(model)
+    with pytest.raises(RuntimeError, match="of Stack is not open in this thread"):
+        watcher.__exit__(None, None, None)
+    with watcher:
+        model(x)
+        problems = []
+
+        def close():
+            try:
+                watcher.__exit__(None, None, None)
+            except RuntimeError as problem:
+                problems.append(str(problem))
+
+        other = threading.Thread(target=close)
+        other.start()
+        other.join()
+    assert "opened in another thread" in problems[0]
+    with pytest.raises(RuntimeError, match="closed before"):
+        watcher.__exit__(None, None, None)
+
+
 def test_a_part_of_a_model_can_be_watched_from_within_a_watch_of_the_whole(model, x):
     with watch(model) as whole, watch(model.layers[1]) as part:
         model(x)
