@@ -3,11 +3,12 @@
 Sums become means here, over all processes and accumulated batches, as `fit` does it by itself.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass, make_dataclass, replace
-from functools import cache, wraps
+from functools import cache, update_wrapper
 from typing import Any
 
 import torch
@@ -94,21 +95,12 @@ def loss_inside(
     Its outputs then also hold `attention_loss`, a sum, and `attention_rows`, its count. It stays
     the user's own model: wrappers for many processes, saving and resuming work as they did.
     `loss(seen, inputs)` and `layout(inputs)` get the inputs by name; those named in `only` are for
-    them and are kept from the model. A loss of None, of a batch without targets, adds nothing.
+    them and are kept from the model. A loss of None, of a batch without targets, adds nothing. A
+    deep copy that is made meanwhile is of the plain model.
     """
-    before = model.forward
-    names = inspect.signature(before)
+    before, own = model.forward, "forward" in vars(model)
     adopted = adopt(model, layout=layout, layers=layers, loss=loss)
-
-    @wraps(before)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        extra = {name: kwargs.pop(name) for name in only if name in kwargs}
-        bound = names.bind_partial(*args).arguments
-        inputs = {**bound, **kwargs, **extra}
-        return _seen_inside(adopted, inputs, lambda *_: before(*args, **kwargs))
-
-    own = "forward" in vars(model)
-    model.forward = forward
+    model.forward = _Inside(before, adopted, only)
     try:
         yield model
     finally:
@@ -116,6 +108,25 @@ def loss_inside(
             model.forward = before
         else:
             del model.forward
+
+
+class _Inside:
+    """The forward of a model that is watched; it looks like the one it stands for."""
+
+    def __init__(self, before: Callable[..., Any], adopted: Adopted, only: Collection[str]) -> None:
+        update_wrapper(self, before)
+        self.before, self.adopted, self.only = before, adopted, only
+        self.names = inspect.signature(before)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        extra = {name: kwargs.pop(name) for name in self.only if name in kwargs}
+        bound = self.names.bind_partial(*args).arguments
+        inputs = {**bound, **kwargs, **extra}
+        return _seen_inside(self.adopted, inputs, lambda *_: self.before(*args, **kwargs))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """For the copy of the model, its own plain forward: a copy of this would run ours."""
+        return copy.deepcopy(self.before, memo)
 
 
 def _seen_inside(adopted: Adopted, inputs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
@@ -158,6 +169,12 @@ def label_loss(
     """
     if labels is None:
         raise ValueError("the batch has no labels to compute the loss of")
+    if labels.is_floating_point():
+        raise ValueError(
+            f"label_loss is the cross-entropy of class numbers, and these labels are {labels.dtype}"
+            " (a regression, or several classes at once); give Trainer a compute_loss_func of your "
+            "own, or leave it out, so that the model computes its loss"
+        )
     logits = outputs["logits"].float()
     if "CausalLM" in type(outputs).__name__:
         logits, labels = logits[:, :-1], labels[:, 1:]

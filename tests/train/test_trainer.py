@@ -312,3 +312,53 @@ def test_the_label_loss_of_a_causal_model_is_that_of_the_model() -> None:
     labels = words.masked_fill(torch.arange(6) < 2, -100)
     outputs = model(input_ids=words, labels=labels)
     torch.testing.assert_close(label_loss(outputs, labels), outputs.loss)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2)])
+def test_labels_that_are_no_class_numbers_are_refused_in_a_sentence(shape: tuple[int, ...]) -> None:
+    outputs = {"logits": torch.randn(4, 2), "attention_loss": torch.tensor(0.0)}
+    for function in (label_loss, compute_loss):
+        with pytest.raises(ValueError, match=r"class numbers, and these labels are torch.float32"):
+            function(outputs, torch.rand(shape))
+
+
+def test_a_copy_made_inside_is_of_the_plain_model() -> None:
+    """An average of weights, or a teacher: it has weights of its own and no loss on attention."""
+    model, batch = bert("sdpa").eval(), everything()
+    target = batch.pop("target")
+    with loss_inside(model, evidence, LAYOUT, only=("target",)):
+        other = copy.deepcopy(model)
+        again = copy.deepcopy(other)
+        inside = model(**batch, target=target)
+    plain = model(**batch)
+    for one in (other, again):
+        assert "attention_loss" not in one(**batch)
+        assert torch.equal(one(**batch).logits, plain.logits)
+        with torch.no_grad():
+            one.classifier.weight.zero_()
+            one.classifier.bias.fill_(3.0)
+        assert (one(**batch).logits == 3).all(), "it runs on weights of its own"
+    assert "attention_loss" in inside and torch.equal(inside.logits, plain.logits)
+
+
+def test_a_forward_of_the_users_own_is_copied_with_its_model() -> None:
+    model, batch = bert("sdpa").eval(), everything()
+    batch.pop("target")
+    plain = model.forward
+    model.forward = plain  # set on the model itself, as wrappers do
+    with loss_inside(model, evidence, LAYOUT):
+        other = copy.deepcopy(model)
+    assert model.forward is plain
+    with torch.no_grad():
+        other.classifier.weight.zero_()
+        other.classifier.bias.fill_(3.0)
+    assert (other(**batch).logits == 3).all() and not (model(**batch).logits == 3).any()
+
+
+def test_inside_the_signature_is_the_users() -> None:
+    import inspect
+
+    model = bert("sdpa")
+    before = inspect.signature(model.forward)
+    with loss_inside(model, evidence, LAYOUT):
+        assert inspect.signature(model.forward) == before
