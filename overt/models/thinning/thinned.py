@@ -22,9 +22,9 @@ from overt.attention import AttentionMap, Layout, Span
 from overt.capture import checkpoints
 from overt.capture.call import Call
 from overt.capture.edits import Bias
-from overt.capture.places import attention_modules, is_compiled
+from overt.capture.places import attention_modules
 from overt.capture.seen import Seen
-from overt.capture.watching import watch
+from overt.capture.watching import bare, watch
 from overt.models import looking
 from overt.models.selection import Rule
 from overt.models.thinning.choosing import Rest, Score, by_presence, choosing
@@ -84,30 +84,51 @@ def merge(
     """
     if count < 0:
         raise ValueError(f"merge count={count} tokens: a count is not negative")
-    chosen = range(1, len(layers_of(model))) if after is None else after
+    chosen = range(1, len(layers_of(bare(model)))) if after is None else after
     return Thinned(model, chosen, merging(count, metric), layout, always)
 
 
 @dataclass(frozen=True, eq=False)
 class Left:
-    """What one step left: `kept` is 1 where a token of the input still is, alone or in another.
+    """What one step left of the tokens of the input, whose `input` layout says what they are.
 
-    `scores` are those of the tokens before the step, at their own places, -inf for all others;
-    None when nothing was scored. `layout` is that of the shorter sequence after the step: each span
-    as it was, with the positions where its tokens stand now, -1 where they are gone.
+    `slots` is where each of them stands now, alone or in another, -1 where it is gone; `present`
+    which of them there were, None for all. `count` is how many tokens each sample has left and
+    `length` the most of them. `scores` are those of the tokens before the step, at the places of
+    the input, -inf for all others; None when nothing was scored.
     """
 
     after: int
-    kept: AttentionMap
-    layout: Layout
+    input: Layout
+    slots: Int[Tensor, "b n"]
+    count: Int[Tensor, " b"]
+    length: int
+    present: Bool[Tensor, "b n"] | None = None
     scores: Float[Tensor, "b n"] | None = None
+
+    @property
+    def kept(self) -> AttentionMap:
+        """A hard map: 1 where a token of the input still is, alone or in another, and 0 else."""
+        kept = (self.slots >= 0).to(torch.float32)
+        return AttentionMap.from_cells(kept, self.input, self.present)
+
+    @property
+    def layout(self) -> Layout:
+        """What the positions are now: each span with the places of its tokens, -1 if gone."""
+        return self.shorten(self.input)
+
+    def shorten(self, layout: Layout) -> Layout:
+        """Another layout of the input, for the sequence as it is now."""
+        spans = tuple(replace(span, index=_now_at(span, self.slots)) for span in layout.spans)
+        return Layout(spans, self.length)
 
 
 class Thinned:
     """A model that loses tokens on its way, for the length of a `with` block; made by `thin`.
 
     `steps` tells what the last forward pass left after each step, `lengths` how many tokens each
-    layer was given, padding included. Afterwards the model is as it was found.
+    layer was given, padding included. Afterwards the model is as it was found. A compiled model is
+    compiled anew, with a break in its graph at each step, since what is left depends on the input.
     """
 
     def __init__(
@@ -118,11 +139,7 @@ class Thinned:
         layout: Layout | None = None,
         always: Collection[str] = ALWAYS,
     ) -> None:
-        if is_compiled(model):
-            raise ValueError(
-                "a compiled model keeps the number of tokens it was compiled for; thin the model "
-                "itself, without torch.compile"
-            )
+        model = bare(model)
         layers = layers_of(model)
         wrong = [at for at in after if not 0 <= at < len(layers)]
         if wrong or not after:
@@ -140,6 +157,7 @@ class Thinned:
             module: at for at, layer in enumerate(self.layers) for module in layer.modules()
         }
         self._canvas: tuple[int, int] | None = None
+        self._known: dict[tuple[int, tuple[int, int] | None], Layout] = {}
         self._call: Call | None = None
         self._now: _State | None = None
         self._undo = ExitStack()
@@ -189,8 +207,8 @@ class Thinned:
         """The 0/1 maps of all steps of the last pass, a layer each, over the input's tokens."""
         if not self.steps:
             raise ValueError("the model has not run yet: call it inside the block")
-        values = torch.cat([one.kept.values for one in self.steps], dim=1)
-        return replace(self.steps[0].kept, values=values)
+        maps = [one.kept for one in self.steps]
+        return replace(maps[0], values=torch.cat([one.values for one in maps], dim=1))
 
     def stages(self, seen: Seen) -> tuple[Seen, ...]:
         """What was seen in the last pass, stage by stage: before the first step, after it, ...
@@ -203,15 +221,20 @@ class Thinned:
             return ()
         seen = seen.at(-1)
         base = seen.layout[1] if isinstance(seen.layout, tuple) else seen.layout
-        if base is None and self.steps:
-            base = self.steps[0].kept.keys
+        whole = self.steps[0].input if self.steps else None
+        base = whole if base is None else base
+        if base is not None and whole is not None and len(base) != len(whole):
+            raise ValueError(
+                f"what was seen has a layout of {len(base)} positions, and the model began with "
+                f"{len(whole)} tokens; watch it with the layout of these"
+            )
         edges = [0, *(one.after for one in self.steps), len(self.layers)]
         found = []
         for number, (start, stop) in enumerate(pairwise(edges)):
             calls = [call for call in seen if start <= self._at.get(call.module, -1) < stop]
             layout = base
             if number and base is not None:
-                layout = _shorter(base, self.steps[number - 1].layout)
+                layout = self.steps[number - 1].shorten(base)
             if calls:
                 found.append(Seen(calls, layout))
         return tuple(found)
@@ -230,7 +253,8 @@ class Thinned:
         self, at: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A forward pre-hook of a layer: a new pass begins, or tokens go, or nothing happens."""
-        if checkpoints.current() is not checkpoints.Pass.ONLY:
+        compiling = torch.compiler.is_compiling()
+        if not compiling and checkpoints.current() is not checkpoints.Pass.ONLY:
             raise NotImplementedError(
                 "thinning under activation checkpointing would choose tokens twice; switch "
                 "checkpointing off: fewer tokens need less memory, too"
@@ -260,20 +284,26 @@ class Thinned:
         self.lengths.append(states.shape[1])
         return args, kwargs
 
+    @torch.compiler.disable
     def _begin(
         self, states: Float[Tensor, "b n d"], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         n = states.shape[1]
-        layout = self.given
-        if layout is None:
-            layout = tokens_layout(self.model, n, self._canvas)
+        if self.given is None:
+            kind = n, self._canvas
+            if kind not in self._known:
+                self._known[kind] = tokens_layout(self.model, *kind)
+            layout = self._known[kind]
+        else:
+            layout = self.given.to(states.device)
         if len(layout) != n:
             raise ValueError(f"the layout has {len(layout)} tokens, and the model {n}")
         self.steps, self.lengths, self._call = [], [], None
-        now = _State(layout.to(states.device), states, self.always)
+        now = _State(layout, states, self.always)
         now.hide(seen_by_masks(args, kwargs, now.places))
         self._now = now
 
+    @torch.compiler.disable
     def _step(self, at: int, now: "_State", states: Float[Tensor, "b k d"]) -> Tensor:
         call, self._call = self._call, None
         step = self.plan(now.tokens(states, call))
@@ -284,9 +314,9 @@ class Thinned:
                 f"{who} averages all tokens, and samples that keep different numbers are padded; "
                 "keep the same number in all (keep_top, keep_share), or answer from a class token"
             )
-        kept = (now.slots >= 0).to(torch.float32)
-        found = AttentionMap.from_cells(kept, now.layout, now.present)
-        self.steps.append(Left(at, found, now.shorter(), scores))
+        count = step.there.sum(dim=1)
+        left = Left(at, now.layout, now.slots, count, now.length, now.present, scores)
+        self.steps.append(left)
         return step.states
 
     def _given(
@@ -396,11 +426,6 @@ class _State:
         at = torch.where(self.places >= 0, self.places, n)
         return found.scatter(1, at, scores)[:, :n]
 
-    def shorter(self) -> Layout:
-        """The layout of the sequence as it is now."""
-        spans = tuple(replace(span, index=_now_at(span, self.slots)) for span in self.layout.spans)
-        return Layout(spans, self.length)
-
 
 def _positions(span: Span, length: int, like: Int[Tensor, "b n"]) -> Int[Tensor, "b m"]:
     """Where a span stands, a row a sample; `length` for what is absent."""
@@ -415,17 +440,6 @@ def _now_at(span: Span, slots: Int[Tensor, "b n"]) -> Int[Tensor, "b m"]:
     n = slots.shape[1]
     padded = torch.cat([slots, torch.full_like(slots[:, :1], -1)], dim=1)
     return padded.gather(1, _positions(span, n, slots))
-
-
-def _shorter(layout: Layout, now: Layout) -> Layout:
-    """A layout of the input after the step that made `now`: the same tokens, other spans."""
-    known = {span.name: span for span in now.spans}
-    spans = tuple(
-        replace(span, index=known[span.name].index)
-        for span in layout.spans
-        if span.name in known and len(known[span.name]) == len(span)
-    )
-    return Layout(spans, len(now))
 
 
 def _states(

@@ -1,7 +1,10 @@
 """A thinned model is the model on fewer tokens: nothing more, nothing less, and left as found."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +104,7 @@ def test_samples_that_keep_different_numbers_do_not_touch_each_other(name: str) 
     with thin(model, (1, 2), keep) as thinned:
         found = answer(model, given)
         counts = thinned.kept.values.sum(-1)[:, -1].flatten()
+        assert torch.equal(counts, thinned.steps[-1].count.float())
         assert len(set(counts.tolist())) > 1, "a ragged batch"
     slow = hidden_instead(model, thinned, given)
     with thinned:
@@ -251,6 +255,19 @@ def test_autocast_chooses_and_answers_nearly_the_same() -> None:
         assert (rough.float() - exact).abs().mean() < 0.5
 
 
+@pytest.mark.long
+def test_a_compiled_model_loses_the_same_tokens() -> None:
+    """In a process of its own: the shape checks of the tests do not compile."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.thinning.compiled"],
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # --- what is told
 
 
@@ -304,6 +321,14 @@ def test_the_order_of_watching_and_thinning_does_not_matter() -> None:
     hidden = inside.map(2)
     assert hidden.mask is not None, "padding is hidden in the maps of a ragged batch"
     assert (hidden.weights.sum(-1) - 1).abs().max() < 1e-5
+
+
+def test_a_layout_of_something_else_is_refused() -> None:
+    model, given = vit(), inputs("ViT")
+    with thin(model, (1,), HALF) as thinned, watch(model, layout=Layout((), 5)) as seen:
+        answer(model, given)
+    with pytest.raises(ValueError, match="5 positions, and the model began with 37"):
+        thinned.stages(seen)
 
 
 def test_an_adopted_model_shows_what_its_last_layer_sees() -> None:
@@ -416,8 +441,6 @@ def test_what_cannot_be_done_is_said() -> None:
         thin(model, (), HALF)
     with pytest.raises(ValueError, match="not negative"):
         merge(model, -1)
-    with pytest.raises(ValueError, match=r"without torch\.compile"):
-        thin(torch.compile(model, backend="eager"), (1,), HALF)
     with pytest.raises(ValueError, match="has not run"):
         _ = thin(model, (1,), HALF).kept
     with (
