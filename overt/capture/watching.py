@@ -42,7 +42,8 @@ class watch:
     always does, fused kernels on. What is asked of `seen` is computed then, and only that. When the
     block ends, an attention module that ran and was not seen is an error (`Unseen`): nothing is
     silently empty. The model is left as it was found. A watcher may be used again and again,
-    nested, and in threads; it knows the modules that the model had when it was made.
+    nested, closed in any order, and in threads, each of which closes what it has opened; it knows
+    the modules that the model had when it was made.
 
     `layers` chooses attention modules by name or by their place in `attention_modules(model)`,
     `heads` chooses heads, and `layout` says what the positions are, for both axes or as a pair
