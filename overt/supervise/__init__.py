@@ -12,7 +12,13 @@ from overt.supervise.distributions import (
     spread_gaussians,
 )
 from overt.supervise.loss import Loss
-from overt.supervise.losses import classification, cross_entropy, kl, mse
+from overt.supervise.losses import (
+    classification,
+    cross_entropy,
+    kl,
+    mse,
+    soft_classification,
+)
 from overt.supervise.scale import Scale, Taught
 from overt.supervise.surrogate import Surrogates, surrogates
 from overt.supervise.targets import Targets, fitted, grad_cam, known, remembered
@@ -42,6 +48,7 @@ __all__ = [
     "mse",
     "placebo",
     "remembered",
+    "soft_classification",
     "spread_gaussians",
     "surrogate",
     "surrogates",

@@ -25,6 +25,18 @@ def classification(prediction: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) 
     return Loss(total, torch.tensor(float(len(labels)), device=total.device))
 
 
+def soft_classification(prediction: Float[Tensor, "b c"], answers: Float[Tensor, "b c"]) -> Loss:
+    """`-sum_c s_c log p_c` where several classes are right, each as much as its score says.
+
+    With the share of annotators who gave an answer as its score, this is the mean over annotators
+    of -log p of "Show, Ask, Attend, and Answer". Samples of which no answer is a class count
+    nothing.
+    """
+    logs = precise(prediction).log_softmax(dim=-1)
+    rows = (answers > 0).any(dim=-1)
+    return Loss(-(precise(answers) * logs).sum(), rows.sum())
+
+
 def cross_entropy(attention: AttentionMap, target: AttentionMap) -> Loss:
     """`-sum_k t log a` of every supervised row, averaged over layers and heads.
 

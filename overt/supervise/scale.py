@@ -19,9 +19,10 @@ class Scale(nn.Module):
 
     `scale(task, attention)` is the attention loss with that weight. Until it is frozen the ratio is
     that of the batches so far, the present one included; batches without a supervised row do not
-    count. It is measured over all processes, which must all ask, and lies in the state of the
-    module: `Taught` puts it into the checkpoints of a run, so a run that was stopped goes on with
-    the very same weight. One `Scale` a loss.
+    count. It is measured over all processes, which must all ask (one without a share of a small
+    batch counts a sample again), and lies in the state of the module: `Taught` puts it into the
+    checkpoints of a run, so a run that was stopped goes on with the very same weight. One `Scale`
+    a loss.
     """
 
     sums: Float[Tensor, "2 2"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Layout, Span
@@ -37,23 +37,28 @@ def grad_cam(
     cells: Float[Tensor, "b k d"],
     keys: Layout,
     score: Callable[[Float[Tensor, "b k d"]], Float[Tensor, " b"]],
+    present: Bool[Tensor, "b k"] | None = None,
 ) -> AttentionMap:
     """What the score of the right answer rests on: Grad-CAM of cells or words, normalised.
 
-    `score` is asked with the features of the cells, as in `model.decide(features)`. Features are
-    weighed by the mean of their gradient over the cells, and the positive part is kept (Selvaraju
-    et al. 2017, https://arxiv.org/abs/1610.02391, eq. 1 and 2). As a target for attention it is the
-    baseline of Patro, Anupriy and Namboodiri, "Explanation vs Attention: A Two-Player Game to
-    Obtain Attention for VQA", AAAI 2020, https://arxiv.org/abs/1911.08618. A sample in which
-    nothing speaks for the answer has an empty row and is not supervised. Positions stand on the
-    second axis: `features.flatten(2).transpose(1, 2)`, never a view of another shape.
+    `score` is asked with features in the place of those given: `lambda x: right(model.decide(
+    replace(features, values=x)).prediction)`. `present` says which are there: padding of a text is
+    not. Features are weighed by the mean of their gradient over the cells, and the positive part is
+    kept (Selvaraju et al. 2017, https://arxiv.org/abs/1610.02391, eq. 1 and 2). As a target for
+    attention it is the baseline of Patro, Anupriy and Namboodiri, "Explanation vs Attention: A
+    Two-Player Game to Obtain Attention for VQA", AAAI 2020, https://arxiv.org/abs/1911.08618.
+
+    A sample in which nothing speaks for the answer has an empty row and is not supervised.
+    Positions stand on the second axis: `features.flatten(2).transpose(1, 2)`, never a view of
+    another shape.
     """
     with torch.enable_grad():
         features = cells.detach().requires_grad_()
         (slope,) = torch.autograd.grad(score(features).sum(), features)
-    weight = slope.mean(dim=1, keepdim=True)
-    found = (features.detach() * weight).sum(dim=-1).clamp_min(0)
-    return AttentionMap.from_cells(found, keys).normalize()
+    there = torch.ones_like(cells[..., 0], dtype=torch.bool) if present is None else present
+    mean = (slope * there[..., None]).sum(dim=1) / there.sum(dim=1, keepdim=True).clamp_min(1)
+    found = (features.detach() * mean[:, None]).sum(dim=-1).clamp_min(0)
+    return AttentionMap.from_cells(found * there, keys, present).normalize()
 
 
 def fitted(target: AttentionMap, attention: AttentionMap) -> AttentionMap:

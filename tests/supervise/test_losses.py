@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, words
-from overt.supervise import classification, cross_entropy, kl, mse
+from overt.supervise import classification, cross_entropy, kl, mse, soft_classification
 from overt.supervise.losses import NOTHING
 from tests.supervise.maps import random_map, random_target, rows_of
 
@@ -127,6 +127,21 @@ def test_classification_by_hand():
     assert classification(prediction.double(), torch.tensor([0, 1])).total.dtype == torch.float64
     empty = classification(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
     assert float(empty.total) == 0 and float(empty.count) == 0
+
+
+def test_several_right_answers_by_hand():
+    """Ten annotators: 6 said the first, 3 the third, one what is no class; then nobody's answer."""
+    prediction = torch.tensor([[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]])
+    answers = torch.tensor([[0.6, 0.0, 0.3], [0.0, 0.0, 0.0]])
+    loss = soft_classification(prediction, answers)
+    total = math.log(sum(math.exp(x) for x in (0.0, 1.0, 2.0)))
+    assert float(loss.total) == pytest.approx(0.6 * total + 0.3 * (total - 2))
+    assert int(loss.count) == 1
+    labels = torch.tensor([2, 0])
+    sure = torch.nn.functional.one_hot(labels, 3).float()
+    one, other = soft_classification(prediction, sure), classification(prediction, labels)
+    torch.testing.assert_close(one.total, other.total)
+    assert soft_classification(prediction.bfloat16(), answers).total.dtype == torch.float32
 
 
 # --- slow copies

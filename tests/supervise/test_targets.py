@@ -66,6 +66,41 @@ def test_what_speaks_against_is_no_target_and_works_without_gradients():
     assert not found.weights[1].any()
 
 
+def test_padding_of_a_text_has_no_part_in_it():
+    torch.manual_seed(0)
+    cells, there = torch.randn(1, 5, 3), torch.tensor([[True, True, True, False, False]])
+    head = torch.randn(3)
+
+    def score(x: torch.Tensor) -> torch.Tensor:
+        return ((x * there[..., : x.shape[1], None]).sum(dim=1).tanh() * head).sum(dim=-1)
+
+    found = grad_cam(cells, words(5), score, there)
+    alone = grad_cam(cells[:, :3], words(3), score)
+    torch.testing.assert_close(found.weights[..., :3], alone.weights)
+    assert not found.weights[..., 3:].any() and torch.equal(found.visible[:, 0], there)
+
+
+def test_grad_cam_of_a_model_of_ours_is_a_source_like_any_other():
+    """Our own networks are asked through `encode` and `decide`."""
+    from overt.models import AttentiveCNN
+
+    torch.manual_seed(0)
+    net, batch = AttentiveCNN(3, channels=(4, 4, 4, 5)).eval(), toy_batch()
+
+    def targets(ids: Sequence[str]) -> AttentionMap:
+        features = net.encode(batch.select(torch.tensor([batch.ids.index(one) for one in ids])))
+
+        def score(cells: torch.Tensor) -> torch.Tensor:
+            return net.decide(replace(features, values=cells)).prediction[:, 0]
+
+        return grad_cam(features.values, features.layout, score)
+
+    found = remembered(targets, batch.ids, portion=3)(batch.ids[::-1])
+    torch.testing.assert_close(found.weights, targets(batch.ids).weights.flip(0))
+    found.check()
+    assert all(p.grad is None for p in net.parameters())
+
+
 @pytest.mark.parametrize("form", Form)
 def test_padding_is_added_and_cut_and_nothing_else(form):
     target = texts(["s0", "s1"])  # of 2 and 3 words
