@@ -28,16 +28,14 @@ class Answer(Protocol):
 class Asking(Protocol):
     """A model that can be asked twice: `encode` once, `decide` for every mask.
 
-    One that also has `prepare(features)` gives a `decide(mask)` with all that no mask changes
-    already computed, such as a question that is read once, or the linear map of features: one
-    number a cell can be multiplied after it as well as before.
+    What no mask changes belongs into `encode`, where it is computed once for all masks: a linear
+    map of the cells, say, because one number a cell can be multiplied after it as well as before.
     """
 
     def encode(self, batch: Batch) -> Any: ...
     def decide(self, features: Any, mask: Mapping[str, Tensor] | None = None) -> Answer: ...
 
 
-Decide = Callable[[Mapping[str, Tensor] | None], Answer]
 Score = Callable[[Float[Tensor, "n c"], Batch], Float[Tensor, " n"]]
 Reduce = Callable[[AttentionMap], AttentionMap]
 Select = Callable[[Any, Int[Tensor, " n"], int], Any]
@@ -152,8 +150,8 @@ class Look:
     """A batch that is encoded once and can be asked about with any mask; `asking` makes one.
 
     `base` is the score of every sample with nothing removed, `places` what can be removed from it,
-    `seen` which keys its queries then see. Scores are on the CPU. Features are selected, and
-    prepared, once for as long as the same rows are asked about.
+    `seen` which keys its queries then see. Scores are on the CPU. Features are selected
+    once for as long as the same rows are asked about.
     """
 
     def __init__(
@@ -174,7 +172,7 @@ class Look:
         )
         self._held: dict[str, Tensor] = {}
         self._rows: Tensor | None = None
-        self._asked: tuple[Decide, Batch]
+        self._asked: tuple[Any, Batch]
         everyone = torch.arange(len(batch))
         whole = self(everyone, {})
         wrong = ~whole.score.isfinite()
@@ -194,14 +192,14 @@ class Look:
         """The answers about the samples in `rows`, each with its own mask, 1 to keep."""
         if self._rows is None or not torch.equal(rows, self._rows):
             self._take(rows)
-        decide, truth = self._asked
+        features, truth = self._asked
         device = truth.labels.device if truth.labels is not None else None
         if truth.answers is not None:
             device = truth.answers.device
         held = {name: mask[rows] for name, mask in self._held.items() if name not in masks}
         found = {name: mask.to(device) for name, mask in {**held, **masks}.items()}
         with torch.no_grad():
-            answer = decide(found or None)
+            answer = self._model.decide(features, found or None)
             score = self._score(answer.prediction, truth)
         if score.shape != rows.shape:
             raise ValueError(
@@ -231,16 +229,7 @@ class Look:
         if not torch.equal(rows, torch.arange(len(self))):
             features = self._select(features, rows, len(self))
             truth = truth.select(rows)
-        prepare = getattr(self._model, "prepare", None)
-        if callable(prepare):
-            with torch.no_grad():
-                decide = prepare(features)
-        else:
-
-            def decide(mask: Mapping[str, Tensor] | None) -> Answer:
-                return self._model.decide(features, mask)
-
-        self._rows, self._asked = rows.clone(), (decide, truth)
+        self._rows, self._asked = rows.clone(), (features, truth)
 
 
 @contextmanager

@@ -198,16 +198,20 @@ def enlarge(
     exactly zeros, which `interpolate` does not promise.
     """
     found = grids.float()
-    for axis, size in ((1, shape[0]), (2, shape[1])):
-        cells = found.shape[axis]
-        place = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
-        place = place.clamp(0, cells - 1)
-        before = place.floor().long()
-        after = (before + 1).clamp_max(cells - 1)
-        step = (place - before).float().to(found.device)
-        near, far = (found.index_select(axis, one.to(found.device)) for one in (before, after))
-        found = torch.lerp(near, far, step[:, None] if axis == 1 else step)
+    for axis in (2, 1):  # columns first, while there is little to copy
+        near, far, step = _steps(grids.shape[axis], shape[axis - 1])
+        first, second = found.index_select(axis, near), found.index_select(axis, far)
+        found = first.lerp_(second, step if axis == 2 else step[:, None])
     return found.clamp_(0, 1)
+
+
+@lru_cache(maxsize=64)
+def _steps(cells: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The two cells around each of `size` places, and how far each place is on the way."""
+    place = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
+    place = place.clamp(0, cells - 1)
+    near = place.floor().long()
+    return near, (near + 1).clamp_max(cells - 1), (place - near).float()
 
 
 def without_repeats(

@@ -183,21 +183,6 @@ def test_held_masks_stay_in_place():
         assert torch.equal(look(torch.arange(len(BATCH)), {}).score, look.base)
 
 
-def test_a_model_may_prepare():
-    class Prepared(Planted):
-        def prepare(self, features):
-            self.prepared = getattr(self, "prepared", 0) + 1
-            return lambda mask: self.decide(features, mask)
-
-    model, plain = Prepared(), Planted()
-    rows = torch.tensor([1, 2])
-    mask = {"image": torch.zeros(2, 16)}
-    with asking(model, BATCH, ["image"]) as look, asking(plain, BATCH, ["image"]) as other:
-        for _ in range(3):
-            assert torch.equal(look(rows, mask).score, other(rows, mask).score)
-    assert model.prepared == 2  # everyone, then the two
-
-
 def test_a_nan_names_its_sample():
     model = Planted()
     with torch.no_grad():
