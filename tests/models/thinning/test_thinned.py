@@ -136,6 +136,24 @@ def test_thinning_is_running_the_layers_by_hand_on_gathered_tokens(how: str) -> 
     assert thinned.lengths == [37, 19, 19, 10]
 
 
+def test_layers_of_pytorch_itself_and_their_padding() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    states, lengths = torch.randn(2, 10, 16), (10, 7)
+    padding = torch.arange(10) >= torch.tensor(lengths)[:, None]
+    whole = model(states, src_key_padding_mask=padding)
+    with thin(model, (1, 2), keep_all) as thinned:
+        found = model(states, src_key_padding_mask=padding)
+    torch.testing.assert_close(found[:, 0], whole[:, 0])
+    assert thinned.steps[0].count.tolist() == [10, 7]
+    with thin(model, (1, 2), HALF) as thinned:
+        found = model(states, src_key_padding_mask=padding)
+        assert thinned.steps[-1].count.tolist() == [4, 3]
+        for row, length in enumerate(lengths):
+            alone = model(states[[row], :length])
+            torch.testing.assert_close(found[row, 0], alone[0, 0])
+
+
 def test_fusing_the_rest_is_the_published_rule_by_hand() -> None:
     model, given = vit(), inputs("ViT")
     with thin(model, (2,), partial(keep_top, count=9), by_class_attention, fused):
