@@ -691,6 +691,7 @@ SETS: tuple[DataSet, ...] = (
         "flickr30k_entities/.",
         files=_files("flickr30k_entities", "annotation_test.json", "vgp_pairs.json", "images.json"),
         photos=(Photos("flickr30k_entities/images", 285),),
+        opens=_opens("phrases", "flickr30k_phrases", "test"),
     ),
     DataSet(
         name="osie",
@@ -714,6 +715,7 @@ SETS: tuple[DataSet, ...] = (
             "refcoco_test.json",
             "refcocog_test.json",
         ),
+        opens=_opens("phrases", "refcoco", "testA", "testB"),
     ),
     DataSet(
         name="yelp_hat",
