@@ -1,6 +1,6 @@
 """How a network of Learn to Pay Attention is judged: its error, its maps, and all that is asked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from overt import measure, models
 from overt.attention import AttentionMap, Kind
 from overt.data.batch import Batch
+from overt.measure.photos import squares
 from overt.recipes import checks
 from overt.recipes.evaluation import Judge, also, calibrated, charted, valued
 from overt.recipes.experiment import Evaluation, Source, Value
 from overt.recipes.ltpa import Files, Judging
 from overt.recipes.ltpa_judging import Asked, Masks, everything
+from overt.recipes.ltpa_maps import levels, name_of
 from overt.recipes.ltpa_probes import (
     Probe,
     Shapes,
@@ -27,6 +29,7 @@ from overt.recipes.ltpa_probes import (
     right_as_it_stands,
 )
 from overt.recipes.recipe import Context
+from overt.show.sample import Sample
 
 FAMILIES = ("fooled_fgsm", "fooled_pgd", "pointing", "mass", "jaccard", "transfer")
 
@@ -48,8 +51,7 @@ class Judged:
         features = self.model.encode(batch)
         for one in self.model.decide(features).attention:
             if one.kind is Kind.PROBABILITY:
-                rows, columns = one.keys.find("image").shape
-                found = self.entropies.setdefault(f"entropy_{rows}x{columns}", [])
+                found = self.entropies.setdefault(f"entropy_{name_of(one)}", [])
                 found.append(measure.entropy(one).cpu())
         return features
 
@@ -89,7 +91,33 @@ def evaluated(judge: Judge, model: nn.Module, device: torch.device) -> Evaluatio
             around.mean, "nats", "neither", right.split, around.count, around.low, around.high
         )
         samples[name] = each.numpy()
-    return replace(found, ours=ours, samples={**found.samples, **samples})
+    gallery = with_levels(found.gallery, found.samples["id"].tolist(), judge, model, device)
+    return replace(found, ours=ours, samples={**found.samples, **samples}, gallery=gallery)
+
+
+def with_levels(
+    gallery: Sequence[Sample], ids: Sequence[str], judge: Judge, model: Any, device: torch.device
+) -> list[Sample]:
+    """The samples with a map of every level, the lowest first, and the last two joined.
+
+    Those of a network with one map or none are left as they are. `ids` are all items of the judge.
+    """
+    if not gallery:
+        return []
+    rows = [ids.index(sample.id) for sample in gallery]
+    batch = judge.data.batch(rows).to(device)
+    attention = model(batch).attention
+    if len(attention) < 2:
+        return list(gallery)
+    assert batch.images is not None
+    size = (batch.images.shape[-2], batch.images.shape[-1])
+    found = {name: one for name, one in levels(attention, size).items() if name == "joined"}
+    own = {name_of(one): squares(one) for one in attention}
+    pictures = {name: one.float().cpu().numpy() for name, one in {**own, **found}.items()}
+    return [
+        replace(sample, levels={name: each[row] for name, each in pictures.items()})
+        for row, sample in enumerate(gallery)
+    ]
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from overt.data.batch import Batch
 from overt.data.resident import shift
 from overt.measure.measured import Measure
 from overt.measure.robustness import LEVELS, Attack, Classify
-from overt.models.ltpa import Levels, shape_of
+from overt.models.ltpa import Levels
 from overt.recipes.evaluation import FLIPS, Noted, noted
 from overt.recipes.ltpa import Judging
-from overt.recipes.ltpa_maps import classifier, found_by, from_0_to_1, labels_of, maps_of
+from overt.recipes.ltpa_maps import classifier, found_by, from_0_to_1, labels_of, maps_of, name_of
 
 PORTION = 256  # images at a time
 SEED = 21  # of what is drawn: starts of attacks, crops, partners
@@ -193,8 +193,7 @@ def _swapped(
     found: Noted = {f"swapped_{name}": (CHANGED, torch.where(there, changed, torch.nan))}
     for own, other in zip(before.attention, after.attention, strict=True):
         swap = measure.Swap(own, other, there)
-        height, width = shape_of(own.keys)
-        found[f"moved_{name}_{height}x{width}"] = measure.moved.measure, swap.moved
+        found[f"moved_{name}_{name_of(own)}"] = measure.moved.measure, swap.moved
         if batch.target is not None and len(batch.target.keys) == len(own.keys):
             found[f"gain_{name}"] = GAIN, swap.gain(batch.target)
     return found

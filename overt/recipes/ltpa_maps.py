@@ -68,14 +68,17 @@ def maps_of(model: Any, batch: Batch) -> Maps:
 
 def levels(attention: Sequence[AttentionMap], size: tuple[int, int]) -> Maps:
     """Each level by its grid, the lowest first, and the last two joined where there are two."""
-    found = {}
-    for one in attention:
-        rows, columns = shape_of(one.keys)
-        found[f"{rows}x{columns}"] = measure.combined([one], size)
+    found = {name_of(one): measure.combined([one], size) for one in attention}
     if len(attention) > 1:
         last = attention[-2:]
         found["joined"] = measure.combined(last, size, join_of(last))
     return found
+
+
+def name_of(attention: AttentionMap) -> str:
+    """What a level is called: its grid, such as 8x8."""
+    rows, columns = shape_of(attention.keys)
+    return f"{rows}x{columns}"
 
 
 def join_of(attention: Sequence[AttentionMap]) -> Join:

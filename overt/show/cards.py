@@ -7,8 +7,8 @@ a palette picture whose smoothness is left to the browser.
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -38,6 +38,15 @@ _HEAT_SIDES = (96, 64, 40)
 
 
 @dataclass(frozen=True)
+class Level:
+    """One of several maps of a view, drawn small: what it is called, its heat, where it looks."""
+
+    name: str
+    heat: str
+    alt: str
+
+
+@dataclass(frozen=True)
 class View:
     """What one run made of a sample: its answer, its heat, its words, and how they scored.
 
@@ -57,6 +66,7 @@ class View:
     words: Markup
     scores: tuple[tuple[str, str], ...]
     inside: float | None
+    levels: tuple[Level, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,7 @@ class Gallery:
             "words": any(view.words for view in views),
             "inside": any(view.inside is not None for view in views),
             "right": any(view.right is not None for view in views),
+            "levels": any(view.levels for view in views),
         }
 
 
@@ -244,9 +255,7 @@ def _view(run: int, sample: Sample, drawn: bytes) -> View:
     elif not np.isfinite(sample.cells).all():
         note = "the attention holds numbers that are not finite"
     elif has_image:
-        peak = float(sample.cells.max(initial=0))
-        place = where(sample.cells, _geometry(sample))
-        alt = f"Attention: most {place}, {peak:.3g} in one cell of {_grid(sample.cells)}."
+        alt = _told(sample, sample.cells)
         top = f"{highest(sample.cells):.3g}"
     shape = ""
     if has_image and sample.truth_cells is not None and sample.truth_cells.max(initial=0) > 0:
@@ -268,7 +277,22 @@ def _view(run: int, sample: Sample, drawn: bytes) -> View:
             if math.isfinite(value)
         ),
         inside=agreement(sample.scores),
+        levels=tuple(_levels(sample)) if has_image else (),
     )
+
+
+def _levels(sample: Sample) -> Iterator[Level]:
+    """The maps of a sample that can be drawn, in their order."""
+    for name, cells in sample.levels.items():
+        drawn = _heat(replace(sample, cells=cells, truth_cells=None), _HEAT_SIDES[-1])
+        if drawn:
+            yield Level(name, data_uri(drawn, "png"), f"{name}. {_told(sample, cells)}")
+
+
+def _told(sample: Sample, cells: Float[np.ndarray, "r c"]) -> str:
+    """Where a map looks, in a sentence."""
+    place, peak = where(cells, _geometry(sample)), float(cells.max(initial=0))
+    return f"Attention: most {place}, {peak:.3g} in one cell of {_grid(cells)}."
 
 
 def path(loops: Sequence[Sequence[Point]]) -> str:

@@ -29,7 +29,8 @@ class Sample:
     `image` is the original photo and `geometry`, of one photo, leads from it to the grid of
     `cells`, the attention; without a geometry the grid spans the photo. `truth_cells` says how
     much of each cell is evidence. `word_weights` are the attention on the words whose characters
-    in `text` are `spans`. `scores` are measures of this sample, such as pointing and mass.
+    in `text` are `spans`. `scores` are measures of this sample, such as pointing and mass. `levels`
+    are more maps of the same model by name, each with a grid of its own over the same photo.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Sample:
     word_weights: Float[np.ndarray, " n"] | None = None
     truth_cells: Float[np.ndarray, "r c"] | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    levels: Mapping[str, Float[np.ndarray, "_ _"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.geometry is not None:
@@ -86,6 +88,7 @@ def save_gallery(folder: Path, samples: Sequence[Sample]) -> None:
             "image": None,
             "geometry": None if sample.geometry is None else _geometry_to_json(sample.geometry),
             "arrays": [name for name in _ARRAYS if getattr(sample, name) is not None],
+            "levels": list(sample.levels),
         }
         if sample.image is not None:
             key = (sample.image.shape, sample.image.tobytes())
@@ -93,6 +96,8 @@ def save_gallery(folder: Path, samples: Sequence[Sample]) -> None:
             arrays[f"image.{row['image']}"] = sample.image
         for name in row["arrays"]:
             arrays[f"{name}.{i}"] = getattr(sample, name)
+        for number, level in enumerate(sample.levels.values()):
+            arrays[f"level.{i}.{number}"] = level
         rows.append(row)
     with files.writing(folder) as new:
         files.write_json(new / "samples.json", {"schema": SCHEMA, "samples": rows})
@@ -127,6 +132,10 @@ def _sample(i: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
         confidence=_or_nan(row["confidence"]),
         truth=row["truth"],
         scores={name: _or_nan(score) for name, score in row["scores"].items()},
+        levels={  # galleries of earlier versions have none
+            str(name): arrays[f"level.{i}.{number}"]
+            for number, name in enumerate(row.get("levels", []))
+        },
         **{name: arrays[f"{name}.{i}"] for name in row["arrays"] if name in _ARRAYS},
     )
 

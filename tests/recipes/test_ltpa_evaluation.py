@@ -18,6 +18,7 @@ from overt.recipes import ltpa
 from overt.recipes.ltpa import Judging, Model, Net
 from overt.recipes.ltpa_building import network
 from overt.recipes.ltpa_evaluation import Judged, capped, speaking
+from overt.show.sample import load_gallery
 from overt.testing import toy_batch
 from tests.recipes import tiny
 
@@ -86,6 +87,23 @@ def test_scenes_are_judged_by_their_masks(run: Callable[..., Any], label: str) -
         assert ours[f"pointing_{name}"]["n"] == 8
         assert (f"jaccard_{name}" in ours) is (name != "uniform")
     assert ours["pointing_uniform"]["value"] == pytest.approx(ours["mass_uniform"]["value"])
+
+
+def test_the_page_shows_every_level_and_the_last_two_joined(run: Callable[..., Any]) -> None:
+    place, _ = run("ltpa-cifar10", "model.levels=3")
+    shown = load_gallery(place / "gallery")
+    page = (place / "report.html").read_text()
+    for sample in shown:
+        shapes = {name: one.shape for name, one in sample.levels.items()}
+        assert list(shapes) == ["32x32", "16x16", "8x8", "joined"]
+        assert shapes["8x8"] == (8, 8) and shapes["joined"] == (32, 32)
+        assert sample.cells is not None
+        np.testing.assert_allclose(sample.levels["8x8"], sample.cells, rtol=1e-5)
+        assert sample.levels["32x32"].sum() == pytest.approx(1, abs=1e-4)
+    assert page.count('<figure class="level">') == 4 * len(shown)
+    place, _ = run("ltpa-cifar10", "model.levels=1", out="one")
+    assert all(not sample.levels for sample in load_gallery(place / "gallery"))
+    assert '<figure class="level">' not in (place / "report.html").read_text()
 
 
 # --- parts

@@ -116,6 +116,7 @@ def test_what_is_missing_is_said(samples: Make) -> None:
 
 def test_a_gallery_knows_what_it_has_to_explain(samples: Make) -> None:
     everything = {"heat": True, "outline": True, "words": True, "inside": True, "right": True}
+    everything["levels"] = False
     assert gallery([samples("soft attention", 1)]).has == everything
     bare = gallery([[Sample(id="a", text="who?", prediction="me")]])
     assert bare.has == dict.fromkeys(everything, False)
@@ -142,3 +143,21 @@ def test_the_key_runs_through_the_colours_of_the_map() -> None:
 
 def test_the_photo_under_heat_is_treated_as_in_an_overlay() -> None:
     assert under_css(Style(fade=0.5, dim=0.25)) == "grayscale(0.5) brightness(0.75)"
+
+
+def test_every_level_is_drawn_small_in_its_order() -> None:
+    image = np.zeros((8, 8, 3), np.uint8)
+    low, high, broken = np.zeros((4, 4)), np.zeros((2, 2)), np.full((2, 2), math.nan)
+    low[0, 0] = high[1, 1] = 0.5
+    maps = {"4x4": low, "broken": broken, "2x2": high}
+    truth = np.eye(2)  # of the grid of the last level
+    one = Sample(id="a", image=image, cells=high, truth_cells=truth, levels=maps)
+    found = gallery([[one]])
+    (view,) = found.cards[0].views
+    assert [level.name for level in view.levels] == ["4x4", "2x2"]  # the broken one is left out
+    assert view.levels[0].alt == "4x4. Attention: most at the top left, 0.5 in one cell of 4 × 4."
+    layer = np.asarray(decoded(view.levels[1].heat).convert("RGBA"))[..., 3].astype(int)
+    assert layer[-1, -1] > layer[0, 0] == 0
+    assert found.has["levels"]
+    without = gallery([[Sample(id="a", text="who?", levels=maps)]])
+    assert without.cards[0].views[0].levels == ()

@@ -31,6 +31,7 @@ def test_a_gallery_comes_back_as_it_went_in(
         text="línea\n<b>",
         scores={"mass inside": math.nan, "pointing": 1.0},
         cells=np.eye(3, dtype=np.float32),
+        levels={"low, 4x4": np.ones((4, 4), np.float32), "ü": np.eye(2)},
     )
     before = [*samples("soft attention", 3), cropped, Sample(id="bare")]
     save_gallery(tmp_path / "gallery", before)
@@ -42,6 +43,8 @@ def test_a_gallery_comes_back_as_it_went_in(
         for name in ("text", "group", "prediction", "truth"):
             assert getattr(a, name) == getattr(b, name)
         assert a.confidence == b.confidence or math.isnan(a.confidence + b.confidence)
+        assert list(a.levels) == list(b.levels)
+        assert all(same(a.levels[name], b.levels[name]) for name in a.levels)
     read = after[3]
     assert read.geometry is not None and read.geometry.canvas == geometry.canvas
     for name in ("size", "scale", "offset", "kept"):
@@ -98,3 +101,16 @@ def test_a_folder_that_is_no_gallery_is_damaged(tmp_path: Path, harm: str) -> No
         files.seal(folder, ["samples.json", "arrays.npz"])
     with pytest.raises(Damaged, match="gallery"):
         load_gallery(folder)
+
+
+def test_galleries_of_earlier_versions_have_no_levels(tmp_path: Path) -> None:
+    save_gallery(tmp_path / "now", [Sample(id="a", cells=np.ones((2, 2)))])
+    about = files.read_json(tmp_path / "now" / "samples.json")
+    for row in about["samples"]:
+        del row["levels"]
+    with files.writing(tmp_path / "before") as new:
+        files.write_json(new / "samples.json", about)
+        arrays = files.read_arrays(tmp_path / "now" / "arrays.npz")
+        files.write_arrays(new / "arrays.npz", dict(arrays))
+    (sample,) = load_gallery(tmp_path / "before")
+    assert sample.levels == {} and sample.cells is not None
