@@ -701,6 +701,7 @@ SETS: tuple[DataSet, ...] = (
         how="Put fixations.json and the photos in images/ below osie/.",
         files=_files("osie", "fixations.json"),
         photos=(Photos("osie/images", 700),),
+        opens=_opens("osie", "Osie", "all"),
     ),
     DataSet(
         name="refcoco",
