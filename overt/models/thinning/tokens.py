@@ -57,7 +57,13 @@ def gathered(tokens: Tokens, kept: Bool[Tensor, "b k"]) -> Step:
     stays finite through every layer.
     """
     counts = kept.sum(dim=1)
-    most = int(counts.max())
+    least, most = torch.stack(counts.aminmax()).tolist()
+    if not least:
+        sample = int(counts.argmin())
+        raise ValueError(
+            f"the rule keeps no token of sample {sample}, and the model has no class token to "
+            "answer from; keep at least one, as the rules of overt.models do"
+        )
     order = (~kept).to(torch.int8).argsort(dim=1, stable=True)[:, :most]
     real = torch.arange(most, device=kept.device) < counts[:, None]
     b, k = kept.shape

@@ -1,5 +1,6 @@
 """Kept tokens stand side by side, in order, and nothing else is left of the others."""
 
+import pytest
 import torch
 
 from overt.models.thinning.tokens import extended, gathered
@@ -33,6 +34,12 @@ def test_a_token_that_is_not_there_stays_so() -> None:
     there = torch.tensor([[True, True, True, False, False]])
     step = gathered(tokens(torch.randn(1, 5, 2), there=there), torch.ones(1, 5, dtype=torch.bool))
     assert step.there.tolist() == there.tolist()
+
+
+def test_nothing_left_is_refused() -> None:
+    kept = torch.tensor([[True, False], [False, False]])
+    with pytest.raises(ValueError, match="no token of sample 1"):
+        gathered(tokens(torch.randn(2, 2, 3)), kept)
 
 
 def test_one_more_token_has_no_place() -> None:
