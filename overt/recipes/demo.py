@@ -2,7 +2,8 @@
 
 Each row is a recipe with a short plan, run as a command of its own; as many run side by side as
 there are cores, because small networks make poor use of several. Finished rows are kept and used
-again, so asking for one more row costs no more than that row.
+again, so asking for one more row costs no more than that row. The rows after the first four are
+other tasks on scenes, one a paper.
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import Any
 
 from overt import files
 from overt.errors import BadInput, Failed, Stopped
-from overt.recipes import folder, scenes, settings
+from overt.recipes import folder, ltpa, scenes, settings
 from overt.recipes.comparison import Row
 from overt.recipes.recipe import Recipe
 
@@ -30,13 +31,26 @@ SHORT = (
     "train.epochs=10",
     "train.save_every=400",
 )
+LEARNED = (
+    "data.train=3000",
+    "data.val=100",
+    "data.test=504",
+    "model.width=0.125",
+    "train.epochs=5",
+    "train.precision=fp32",
+    "train.save_every=400",
+    "judge.items=200",
+    "judge.fgsm=0",
+    "judge.pgd=0",
+)
 ROWS = (
     Row("question-only", scenes.scenes_question, SHORT),
     Row("no-attention", scenes.scenes_none, SHORT),
     Row("soft-attention", scenes.scenes_soft, SHORT),
     Row("truth-supervised", scenes.scenes_truth, SHORT),
+    Row("learned-attention", ltpa.ltpa_scenes, LEARNED),
 )
-FIRST = tuple(row.label for row in ROWS)
+FIRST = tuple(row.label for row in ROWS[:4])
 
 Say = Callable[[str], None]
 

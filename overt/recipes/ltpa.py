@@ -356,7 +356,7 @@ def ltpa_scenes() -> LtpaRecipe:
     """
     return LtpaRecipe(
         "ltpa-scenes",
-        "scenes by their largest thing, learned attention",
+        "a scene is told by the shape of its largest thing, from what learned attention picks out",
         Scenes(),
         Model(dropout=0.0),
         replace(SHORT, epochs=10, batch=64),

@@ -30,8 +30,21 @@ def test_every_row_is_a_listed_recipe_with_settings_that_fit() -> None:
     assert len(set(labels)) == len(labels) and set(demo.FIRST) <= set(labels)
     for row in demo.ROWS:
         made = demo.recipe_of(row)
-        assert made.name in recipes() and made == settings.apply(row.recipe(), demo.SHORT)
+        assert made.name in recipes() and made == settings.apply(row.recipe(), row.changes)
         assert row.label.isprintable() and "/" not in row.label and " " not in row.label
+
+
+def test_the_first_rows_ask_the_same_questions_in_the_same_time() -> None:
+    first = [row for row in demo.ROWS if row.label in demo.FIRST]
+    assert len(first) == 4 and {row.changes for row in first} == {demo.SHORT}
+
+
+def test_learned_attention_is_a_row_and_says_what_it_is() -> None:
+    (row,) = demo.pick(["learned-attention"])
+    assert row.label not in demo.FIRST
+    made = demo.recipe_of(row)
+    assert made.name == "ltpa-scenes" and "largest thing" in made.about
+    assert made.model.width < 1 and made.train.epochs <= 5
 
 
 def test_rows_are_picked_by_name_in_our_order() -> None:
