@@ -41,7 +41,8 @@ class Level:
     `name` is the path of the module, as in `get_submodule`; the backbone's own output has the empty
     one. Where a module returns several tensors, the first is meant, or that with the number in
     brackets: "neck[2]". `width` is the number of features and `stride` the pixels from one cell to
-    the next, None where the canvas is divided evenly. `before` and `after` are tokens around the
+    the next, None where the canvas is divided evenly. What a later module changes in place, as some
+    activations do, is read as it then is. `before` and `after` are tokens around the
     cells that stand for none; the first of those before is the class token.
     """
 
