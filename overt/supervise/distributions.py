@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -106,9 +106,7 @@ def mmd(attention: AttentionMap, target: AttentionMap, kernel: Kernel = SPREAD) 
     alike, count = _likeness(rows, kernel), rows.count.clamp_min(1)
     share = rows.there.to(alike.dtype) / count[..., None]
     signed = torch.cat([share, -share], dim=-1)
-    return _loss(
-        einsum(signed, alike, signed, "l h i, l h i j, l h j -> l h").clamp_min(0), rows.count > 0
-    )
+    return _loss(_weighed(alike, signed, signed).clamp_min(0), rows.count > 0)
 
 
 def mmd_unbiased(attention: AttentionMap, target: AttentionMap, kernel: Kernel = SPREAD) -> Loss:
@@ -119,12 +117,11 @@ def mmd_unbiased(attention: AttentionMap, target: AttentionMap, kernel: Kernel =
     rows = _rows(attention, target)
     alike, n = _likeness(rows, kernel), rows.there.shape[-1]
     other = alike - torch.diag_embed(alike.diagonal(dim1=-2, dim2=-1))
-    real = rows.there.to(alike.dtype)
-    within = einsum(other[..., :n, :n] + other[..., n:, n:], real, "l h i j, l h i -> l h j")
-    across = einsum(alike[..., :n, n:], real, real, "l h i j, l h i, l h j -> l h")
-    count = rows.count.to(alike.dtype)
-    within = einsum(within, real, "l h j, l h j -> l h") / (count * (count - 1)).clamp_min(1)
-    return _loss(within - 2 * across / count.square().clamp_min(1), rows.count > 1)
+    real, count = rows.there.to(alike.dtype), rows.count.to(alike.dtype)
+    within = _weighed(other[..., :n, :n] + other[..., n:, n:], real, real)
+    across = _weighed(alike[..., :n, n:], real, real)
+    pairs = (count * (count - 1)).clamp_min(1)
+    return _loss(within / pairs - 2 * across / count.square().clamp_min(1), rows.count > 1)
 
 
 # --- heaps of rows
@@ -161,7 +158,8 @@ def _covariance_gap(rows: _Rows) -> Float[Tensor, "l h"]:
     for heap in (rows.target, rows.attention):
         mean = heap.sum(dim=2, keepdim=True) / rows.count.clamp_min(1)[..., None, None]
         centred = (heap - mean) * rows.there[..., None]
-        found.append(centred.mT @ centred / below)
+        with torch.autocast(heap.device.type, enabled=False):  # which would round the product
+            found.append(centred.mT @ centred / below)
     return (found[0] - found[1]).square().sum(dim=(-2, -1))
 
 
@@ -173,6 +171,13 @@ def _likeness(rows: _Rows, kernel: Kernel) -> Float[Tensor, "l h m m"]:
     # the quick way, by products, loses small distances to rounding
     away = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
     return torch.where(real, kernel(away, real), 0)
+
+
+def _weighed(
+    alike: Float[Tensor, "l h m n"], left: Float[Tensor, "l h m"], right: Float[Tensor, "l h n"]
+) -> Float[Tensor, "l h"]:
+    """`left K right`, as a sum and not as a product, which autocast would round."""
+    return (alike * left[..., :, None] * right[..., None, :]).sum(dim=(-2, -1))
 
 
 def _loss(values: Float[Tensor, "l h"], enough: Bool[Tensor, "l h"]) -> Loss:

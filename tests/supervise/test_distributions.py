@@ -269,6 +269,15 @@ def test_half_precision_is_summed_in_full(name):
     assert loss.total.dtype == torch.float32 and loss.total.isfinite()
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_autocast_rounds_nothing(name):
+    attention = random_map(b=4, kind=torch.float32)
+    target = random_target(attention)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = LOSSES[name](attention, target).total
+    assert torch.equal(found, LOSSES[name](attention, target).total)
+
+
 def test_the_unbiased_form_is_zero_on_average_and_the_biased_is_not():
     """Two samples of one distribution, many times over."""
     generator = torch.Generator().manual_seed(0)

@@ -137,6 +137,13 @@ def test_rows_without_a_target_count_nothing_and_padding_changes_nothing():
     assert float(none.total) == 0 and int(none.count) == 0
 
 
+def test_autocast_rounds_nothing():
+    ours, theirs = (cells(torch.rand(2, 12), 3, 4) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = emd(ours, theirs).total
+    assert torch.equal(found, emd(ours, theirs).total)
+
+
 def test_keys_without_places_are_refused():
     mixed = AttentionMap(torch.rand(1, 1, 1, 1, 6), words(2) + grid(2, 2)).normalize()
     with pytest.raises(ValueError, match="all words or all cells of one picture"):
