@@ -1,77 +1,310 @@
-"""Apply the decision rule in LOG.md to the rows of the table `ltpa-1` that were run.
+"""Apply the decision rules in LOG.md to what is kept of Learn to Pay Attention.
 
-python benchmarks/verdict_ltpa.py              # from benchmarks/ltpa-1
-python benchmarks/verdict_ltpa.py runs/ltpa-1  # keep finished rows of seed 0, then apply it
+    python benchmarks/verdict_ltpa.py                                     # from benchmarks/ltpa-*
+    python benchmarks/verdict_ltpa.py runs/ltpa-1 benchmarks/ltpa-1-short # keep finished runs first
+
+Intervals are drawn over test items where there is one seed, and over seeds and test items where
+there are several. Differences are taken item by item and seed by seed.
 """
 
 import json
 import math
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from overt.measure import bootstrap
+from overt.measure import bootstrap, two_level
+from overt.measure.statistics import Interval
 
-KEPT = Path(__file__).parent / "ltpa-1"
-SAMPLES = KEPT / "samples.npz"
-LARGEST_ERROR, ONE_CELL, NO_CHOICE, LARGEST_COST = 0.40, 0.1, 0.99, 1.10
+HERE = Path(__file__).parent
+LONG, SHORT, SCENES = HERE / "ltpa-1", HERE / "ltpa-1-short", HERE / "ltpa-scenes"
+KEPT = ("error", "accuracy", "fooled_", "swapped_", "pointing_", "jaccard_")
+ONE_CELL, NO_CHOICE, LARGEST_COST, SAME = 0.1, 0.99, 1.10, 0.005
+LARGEST_ERROR = {"cifar10": 0.30, "cifar100": 0.60}
 CELLS = {"entropy_8x8": 64, "entropy_16x16": 256, "entropy_32x32": 1024}
 PAIR = ("cifar100-att2-concat-pc", "cifar100-att2-mean")
+CAM, POINTS, RIGHT = ("vgg-gap", "cam_chosen"), 0.05, 0.5
+MUST = (("att2-concat-pc", "joined"), ("att3-concat-pc", "32x32"))
+BESIDE = (
+    ("att2-concat-pc", "8x8"),
+    ("att2-concat-pc", "16x16"),
+    ("att3-concat-pc", "8x8"),
+    ("att3-concat-pc", "16x16"),
+    ("att3-concat-pc", "joined"),
+    ("vgg-pan", "joined"),
+    ("att2-concat-pc", "gradient"),
+    ("att2-mean", "gradient"),
+    ("att3-mean", "gradient"),
+)
 
 
-def keep(runs: Path) -> None:
-    """Copy the results of finished rows, and collect errors, entropies and validations."""
+@dataclass(frozen=True)
+class Kept:
+    """The runs of one folder: what they reported, and their numbers item by item."""
+
+    results: Mapping[tuple[str, int], dict[str, Any]]
+    samples: Mapping[str, Tensor]
+
+    def each(self, row: str, name: str) -> Tensor:
+        """A number of every item of a row, a line a seed."""
+        seeds = sorted(seed for label, seed in self.results if label == row)
+        found = [f"{row}/seed-{seed}/{name}" for seed in seeds]
+        return torch.stack([self.samples[key] for key in found if key in self.samples])
+
+    def value(self, row: str, name: str, seed: int = 0) -> dict[str, Any] | None:
+        """A measure of one run, with its interval, or None where it has none."""
+        found: dict[str, Any] | None = self.results[row, seed]["ours"].get(name)
+        return found
+
+    def minus(self, one: tuple[str, str], other: tuple[str, str]) -> Interval:
+        """The difference of two rows in a number each, in as many seeds as both have."""
+        ours, theirs = self.each(*one), self.each(*other)
+        seeds = min(len(ours), len(theirs))
+        return over(ours[:seeds] - theirs[:seeds])
+
+
+def over(values: Tensor) -> Interval:
+    """The mean of numbers by seed and item, and its interval."""
+    return two_level(values) if len(values) > 1 else bootstrap(values[0])
+
+
+def read(folder: Path) -> Kept:
+    """What is kept in a folder."""
+    results = {}
+    for path in sorted(folder.glob("*/seed-*/results.json")):
+        seed = int(path.parent.name.removeprefix("seed-"))
+        results[path.parts[-3], seed] = json.loads(path.read_text())
+    with np.load(folder / "samples.npz") as found:
+        samples = {name: torch.from_numpy(found[name].astype("f8")) for name in found.files}
+    return Kept(results, samples)
+
+
+def keep(runs: Path, folder: Path) -> None:
+    """Copy the results of finished runs, and what the rules ask of their items."""
     arrays: dict[str, Any] = {}
-    if SAMPLES.is_file():
-        with np.load(SAMPLES) as before:
+    if (folder / "samples.npz").is_file():
+        with np.load(folder / "samples.npz") as before:
             arrays |= {name: before[name] for name in before.files}
-    for place in sorted(runs.glob("*/seed-0")):
-        row = place.parent.name
-        kept = KEPT / row / "seed-0" / "results.json"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes((place / "results.json").read_bytes())
+    for place in sorted(path.parent for path in runs.glob("*/seed-*/samples.npz")):
+        key = f"{place.parent.name}/{place.name}"
+        copy = folder / key / "results.json"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((place / "results.json").read_bytes())
         with np.load(place / "samples.npz") as samples:
-            arrays[f"{row}/error"] = samples["error"].astype(bool)
-            for name in CELLS.keys() & set(samples.files):
-                arrays[f"{row}/{name}"] = samples[name].astype("f2")
-        lines = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
-        found = [one["measures"]["accuracy"] for one in lines if one["split"] == "val"]
-        arrays[f"{row}/validation"] = np.array(found, "f4")
-    np.savez_compressed(SAMPLES, **arrays)
+            for name in samples.files:
+                if name.startswith(KEPT) and not name.endswith(("centre", "uniform")):
+                    values = samples[name]
+                    asked = values[: np.flatnonzero(~np.isnan(values))[-1] + 1]
+                    arrays[f"{key}/{name}"] = asked.astype("f2")
+    np.savez_compressed(folder / "samples.npz", **arrays)
 
 
-def judged(row: str, results: dict[str, Any]) -> None:
-    """Whether a row trained, how far the paper is, and what became of its maps."""
-    error = results["ours"]["error"]
-    trains = results["status"] == "done" and error["value"] < LARGEST_ERROR
-    print(f"{row}: {'trains' if trains else 'does not train'}, {results['epochs']} epochs")
-    print(f"  error {error['value']:.4f} [{error['low']:.4f} to {error['high']:.4f}]")
-    if "error" in results["paper"]:
-        stated = results["paper"]["error"]["value"]
-        print(f"  paper {stated:.4f}, difference {error['value'] - stated:+.4f}")
+def said(found: Interval) -> str:
+    """An interval in points of a hundred."""
+    return f"{100 * found.mean:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
+
+
+def sign(found: Interval, wanted: int) -> str:
+    """Whether a difference is above 0 (`wanted` 1) or below (-1), as far as its interval goes."""
+    low, high = sorted((wanted * found.low, wanted * found.high))
+    return "yes" if low > 0 else "NO, the other way round" if high < 0 else "open"
+
+
+# --- scenes
+
+
+def scenes() -> None:
+    """Whether attention points better than class activations, and the same for other maps."""
+    kept = read(SCENES)
+    print("== scenes, 1,000 test items; differences to the class activations of vgg-gap, in points")
+    print(f"class activations: {shown(kept, *CAM)}")
+    for row, name in (*MUST, *BESIDE):
+        apart = kept.minus((row, f"pointing_{name}"), (CAM[0], f"pointing_{CAM[1]}"))
+        shape = kept.minus((row, f"jaccard_{name}"), (CAM[0], f"jaccard_{CAM[1]}"))
+        print(f"{row}, {name}: {shown(kept, row, name)}")
+        print(f"  pointing {said(apart)}, Jaccard {said(shape)}")
+        if (row, name) in MUST:
+            right = float(kept.each(row, "accuracy").mean())
+            verdict = "shown for sure" if apart.low > POINTS else "shown"
+            met = apart.mean >= POINTS and right >= RIGHT
+            print(f"  accuracy {right:.3f}; must show: {verdict if met else 'NOT shown'}")
+
+
+def shown(kept: Kept, row: str, name: str) -> str:
+    """Pointing and Jaccard of a map, with the seeds of the first."""
+    pointing, shape = kept.each(row, f"pointing_{name}"), kept.each(row, f"jaccard_{name}")
+    seeds = ", ".join(f"{one:.3f}" for one in pointing.nanmean(dim=1).tolist())
+    return f"pointing {pointing.nanmean():.3f} ({seeds}), Jaccard {shape.nanmean():.3f}"
+
+
+# --- the table
+
+
+def row_by_row(kept: Kept, largest: Mapping[str, float]) -> None:
+    """Whether each run trained, how far the paper is, and what became of its maps."""
+    for (row, seed), results in kept.results.items():
+        error = results["ours"]["error"]
+        fine = results["status"] == "done" and error["value"] < largest[row.split("-")[0]]
+        line = f"{row}, seed {seed}: {'trains' if fine else 'does NOT train'}, "
+        line += f"error {100 * error['value']:.2f}"
+        line += f" ({100 * error['low']:.2f} to {100 * error['high']:.2f})"
+        if "error" in results["paper"]:
+            line += f", paper {100 * results['paper']['error']['value']:.2f}"
+        print(line + maps(results["ours"]))
+
+
+def maps(ours: Mapping[str, Any]) -> str:
+    """The entropy of each level, and what it says of it."""
+    line = ""
     for name, cells in CELLS.items():
-        if name in results["ours"]:
-            mean, most = results["ours"][name]["value"], math.log(cells)
-            kind = "one cell" if mean <= ONE_CELL else "all cells alike"
-            fine = ONE_CELL < mean < NO_CHOICE * most
-            print(f"  {name} {mean:.3f} of {most:.3f}: {'no collapse' if fine else kind}")
+        if name in ours:
+            mean, most = ours[name]["value"], math.log(cells)
+            kind = "one cell" if mean <= ONE_CELL else "all alike"
+            kind = "" if ONE_CELL < mean < NO_CHOICE * most else f", {kind}"
+            line += f"; {name.removeprefix('entropy_')} {mean:.2f} of {most:.2f}{kind}"
+    return line
+
+
+def claims(kept: Kept) -> None:
+    """What the paper's table says, asked of one seed: two rows of one data set each."""
+    asked = [(row, "vgg", -1) for row in ATTENTION]
+    asked += [("att-pc", "att-dp", -1), ("att2-concat-pc", "att2-concat-dp", -1)]
+    asked += [("att2-indep-pc", "att2-indep-dp", -1), ("att2-concat-pc", "att2-indep-pc", -1)]
+    asked += [("att2-concat-dp", "att2-indep-dp", -1), ("rn164-att2", "resnet-164", 1)]
+    asked += [("att2-concat-pc", "att2-mean", -1), ("att3-concat-pc", "att3-mean", -1)]
+    for data in LARGEST_ERROR:
+        more = 1 if data == "cifar10" else -1
+        for one, other, wanted in [*asked, ("att3-concat-pc", "att2-concat-pc", more)]:
+            names = [f"{data}-{one}", f"{data}-{other}"]
+            if all((name, 0) in kept.results for name in names):
+                ours, theirs = (kept.each(name, "error")[:1] for name in names)
+                apart = over(ours - theirs)
+                word = "below" if wanted < 0 else "above"
+                print(f"{data}: {one} {word} {other}: {sign(apart, wanted)}, {said(apart)}")
+        both = [
+            (100 * results["ours"]["error"]["value"], 100 * results["paper"]["error"]["value"])
+            for (row, seed), results in kept.results.items()
+            if seed == 0 and row.startswith(f"{data}-") and "error" in results["paper"]
+        ]
+        if len(both) > 2:
+            alike = spearman(np.array(both).T)
+            print(f"{data}: rank correlation with the paper {alike:.2f}, {len(both)} rows")
+
+
+def spearman(pairs: np.ndarray) -> float:
+    """The correlation of the ranks of two lines of numbers, none of which are equal."""
+    ranks = pairs.argsort(axis=1).argsort(axis=1)
+    return float(np.corrcoef(ranks[0], ranks[1]).flat[1])
+
+
+ATTENTION = (
+    *("att-dp", "att2-indep-dp", "att2-concat-dp", "att-pc"),
+    *("att2-indep-pc", "att2-concat-pc", "att3-concat-pc"),
+)
+
+
+def pair(kept: Kept) -> None:
+    """The deciding pair: attention against average pooling at the same levels."""
+    ours, control = (kept.each(row, "error") for row in PAIR)
+    apart = kept.minus((PAIR[0], "error"), (PAIR[1], "error"))
+    each = ", ".join(f"{100 * one:+.2f}" for one in (ours - control).mean(dim=1).tolist())
+    print(f"attention {said(over(ours))}, control {said(over(control))}")
+    print(f"attention minus control {said(apart)}, by seed {each}")
+    print(f"  {len(ours)} seeds: {decided(apart) if len(ours) >= 5 else 'too few to decide'}")
+
+
+def decided(apart: Interval) -> str:
+    """The verdict on the pair."""
+    if apart.high < 0:
+        return "confirmed at this length"
+    none = max(abs(apart.low), abs(apart.high)) < SAME
+    return "refuted at this length" if apart.low > 0 or none else "undecided at this power"
+
+
+# --- the other claims
+
+
+def attacks(kept: Kept) -> None:
+    """Whether attention is fooled less often, by strength."""
+    for data in LARGEST_ERROR:
+        for other in ("vgg", "att2-mean"):
+            for strength in (1, 2, 4, 8, 16):
+                name = f"fooled_fgsm_{strength}"
+                ours = kept.each(f"{data}-att2-concat-pc", name)[:1]
+                theirs = kept.each(f"{data}-{other}", name)[:1]
+                apart, shares = over(ours - theirs), f"{ours.mean():.3f} {theirs.mean():.3f}"
+                print(f"{data}: att2-concat-pc fooled less than {other} at {strength}: ", end="")
+                print(f"{sign(apart, -1)}, {shares}, {said(apart)}")
+
+
+def features(kept: Kept) -> None:
+    """Whether features of attention serve another data set better; the items are not paired."""
+    for row, other in (
+        ("att2-concat-pc", "vgg"),
+        ("att3-concat-pc", "vgg"),
+        ("att2-concat-pc", "att2-mean"),
+        ("att3-concat-pc", "att3-mean"),
+    ):
+        for name in ("transfer_cifar10", "transfer_scenes"):
+            ours, theirs = (kept.value(f"cifar100-{one}", name) for one in (row, other))
+            assert ours is not None and theirs is not None
+            middle = ours["value"] - theirs["value"]
+            half = math.hypot(ours["high"] - ours["low"], theirs["high"] - theirs["low"]) / 2
+            apart = Interval(middle, middle - half, middle + half, ours["n"])
+            print(f"{name}: {row} above {other}: {sign(apart, 1)}, ", end="")
+            print(f"{ours['value']:.3f} {theirs['value']:.3f}, {said(apart)}")
+
+
+def queries(kept: Kept) -> None:
+    """What the query of an image of another class changes."""
+    for (row, seed), results in kept.results.items():
+        moved = {name: one for name, one in results["ours"].items() if name.startswith("moved_un")}
+        if moved and seed == 0:
+            shares = ", ".join(
+                f"{name[13:]} {one['value']:.4f} ({one['low']:.4f} to {one['high']:.4f})"
+                for name, one in moved.items()
+            )
+            changed = results["ours"]["swapped_unlike"]["value"]
+            print(f"{row}: moved {shares}; predictions changed {changed:.4f}")
+
+
+def cost() -> None:
+    """What attention costs in training."""
+    for name, one in json.loads((SHORT / "speed.json").read_text())["rows"].items():
+        if "ratio" in one:
+            fine = "as" if one["ratio"] <= LARGEST_COST else "NOT as"
+            print(f"{name}: {one['ratio']:.3f} times the seconds of its control, {fine} wanted")
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        keep(Path(sys.argv[1]))
-    for path in sorted(KEPT.glob("*/seed-0/results.json")):
-        judged(path.parts[-3], json.loads(path.read_text()))
-    with np.load(SAMPLES) as samples:
-        ours, control = (torch.from_numpy(samples[f"{row}/error"]).float() for row in PAIR)
-    found = bootstrap(ours - control)
-    print(f"attention minus control {found.mean:+.4f} [{found.low:+.4f} to {found.high:+.4f}]")
-    print("  over test pictures alone; one seed decides nothing")
-    cost = json.loads((KEPT / "speed.json").read_text())["ratio"]["att2"]
-    print(f"cost of attention {cost:.3f}: {'as' if cost <= LARGEST_COST else 'not as'} wanted")
+    if len(sys.argv) == 3:
+        keep(Path(sys.argv[1]), Path(sys.argv[2]))
+    scenes()
+    print("\n== CIFAR, 60 epochs, one seed")
+    long = read(LONG)
+    row_by_row(long, {"cifar100": 0.40})
+    pair(long)
+    print("\n== CIFAR, 6 epochs")
+    short = read(SHORT)
+    row_by_row(short, LARGEST_ERROR)
+    print("\n== the deciding pair, 6 epochs")
+    pair(short)
+    for title, asked in (
+        ("what the paper's table says, one seed", claims),
+        ("attacks, first 1,000 test pictures, one seed", attacks),
+        ("features of CIFAR-100 networks, one seed, intervals side by side", features),
+        ("queries of other classes", queries),
+    ):
+        print(f"\n== {title}")
+        asked(short)
+    print("\n== cost")
+    cost()
 
 
 if __name__ == "__main__":
