@@ -9,7 +9,8 @@ without one.
 
 Losses that compare whole batches (`distributions`, and a discriminator without context) do not see
 which sample a target belongs to. For them targets swapped among samples are no placebo but nearly
-the same targets; scattered weights and random maps are.
+the same targets; scattered weights and random maps are one only as far as the targets of a data set
+have something in common.
 """
 
 import hashlib
