@@ -43,7 +43,7 @@ def view_attached(
         output = run(subject.name, Asked({"batch": batch}, lambda one: model(one["batch"]), given))
     names = [level.name or type(model.backbone).__name__ for level in model.levels]
     panels, choices = [], []
-    for at in _chosen(names, wish.layer, subject.name):
+    for at in chosen_levels(names, wish.layer, subject.name):
         rows, columns = output.attention[at].keys.find("image").shape
         shown = panel(
             output.attention[at],
@@ -59,7 +59,7 @@ def view_attached(
     return panels, choices, [f"It answers class {best} ({float(chances[best]):.0%})."]
 
 
-def _chosen(names: list[str], layer: str | None, model: str) -> list[int]:
+def chosen_levels(names: list[str], layer: str | None, model: str) -> list[int]:
     """The levels to be shown: all, or the one of a name or number."""
     if layer is None:
         return list(range(len(names)))

@@ -124,9 +124,12 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
 
     from overt.capture import Unseen, watch
     from overt.models.attached import Attached
+    from overt.recipes.ltpa_looking import own_kinds, view_own
 
     if isinstance(subject.model, Attached):
         return _viewed(subject, *view_attached(subject, given, wish))
+    if isinstance(subject.model, own_kinds()):
+        return _viewed(subject, *view_own(subject, given, wish))
     with quiet():  # a long text is cut, and we say so ourselves
         asked = ask(subject, given)
         layouts, problem = layouts_for(subject, asked)

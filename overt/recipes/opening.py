@@ -57,6 +57,8 @@ def locate(name: str, say: Callable[[str], None] = lambda line: None) -> Path:
             raise BadInput(f"'{rest}' is no name on the Hub; it looks like google/vit-base.")
         return _from_hub(rest if home == "hf" else _timm_repository(rest), say)
     folder = Path(name)
+    if (folder / "results.json").is_file() and (folder / "model").is_dir():
+        folder = folder / "model"  # that of a finished run
     if not folder.is_dir():
         raise BadInput(
             f"'{name}' is not a folder; name one that holds a config.json and safetensors, or say "
@@ -153,6 +155,12 @@ def open_model(folder: Path, name: str = "") -> Subject:
 
         with quiet(), _opening(folder):
             return open_attached(folder, name)
+    if "model_type" not in config:
+        from overt.recipes.ltpa_looking import is_own, open_own
+
+        if is_own(config):
+            with _opening(folder):
+                return open_own(folder, name, config)
     if "architecture" in config and "model_type" not in config:
         return _open_timm(folder, config, name)
     if "model_type" not in config:
