@@ -143,7 +143,7 @@ def rows(sizes: Sizes, device: str) -> Iterator[Row]:
 # --- the network
 
 
-def network(sizes: Sizes) -> ViTForImageClassification:
+def network(sizes: Sizes) -> nn.Module:
     """A ViT for pictures of 32 x 32 pixels, with random weights."""
     config = ViTConfig(
         image_size=32,
@@ -152,18 +152,9 @@ def network(sizes: Sizes) -> ViTForImageClassification:
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         intermediate_size=sizes.inner,
-        num_labels=10,
     )
+    config.num_labels = 10
     return ViTForImageClassification(config)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long to train, at which rate, and by which order of pictures."""
-
-    epochs: int
-    rate: float
-    seed: int
 
 
 def pixels(images: Tensor) -> Tensor:
@@ -180,19 +171,21 @@ def step(model: nn.Module, batch: Batch, progress: Progress) -> dict[str, dict[s
     return {"all": {"class": Loss(total, torch.tensor(len(batch), device=total.device))}}
 
 
-def learn(
-    model: nn.Module,
-    train: Resident,
-    sizes: Sizes,
-    epochs: int,
-    rate: float,
-    seed: int,
-    device: str,
-) -> float:
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, at which rate, in which order of pictures."""
+
+    epochs: int
+    rate: float
+    seed: int
+
+
+def learn(model: nn.Module, train: Resident, batch: int, plan: Plan, device: str) -> float:
     """Train in place; seconds taken."""
-    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.05)
+    on_gpu = device == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), plan.rate, weight_decay=0.05, fused=on_gpu)
     sets = {"all": ParameterSet(optimizer, warm_then_cosine(0.1), clip=1.0)}
-    limits = Limits(plan.epochs, batch, save_every=10**9, log_every=50, bf16=device == "cuda")
+    limits = Limits(plan.epochs, batch, save_every=10**9, log_every=50, bf16=on_gpu)
     model.train()
     with tempfile.TemporaryDirectory() as folder:
         fitted = fit(
@@ -363,7 +356,7 @@ def joined(out: Path) -> None:
         for name in bits[0]
     }
     clock = files.read_json(out / "time.json") if (out / "time.json").is_file() else {}
-    table = {}
+    table: dict[str, dict[str, Any]] = {}
     for name in right:
         each = [one["rows"][name] for one in seeds]
         table[name] = {
