@@ -681,6 +681,18 @@ SETS: tuple[DataSet, ...] = (
             "ExpertAnnotations.txt",
         ),
         photos=(Photos("flickr8k/Flicker8k_Dataset", 8_000),),
+        opens=_opens("captions", "flickr8k", "train", "val", "test"),
+    ),
+    DataSet(
+        name="coco_captions",
+        what="616,767 captions of 123,287 photos of COCO, in the splits of Karpathy",
+        page="https://cs.stanford.edu/people/karpathy/deepimagesent/",
+        licence="CC BY 4.0; photos belong to their owners",
+        how="Put dataset_coco.json (of caption_datasets.zip) below captions/, and the photos of "
+        "COCO 2014 below coco/; dataset_flickr8k.json and dataset_flickr30k.json are read as well.",
+        files=_files("captions", "dataset_coco.json"),
+        photos=COCO,
+        opens=_opens("captions", "karpathy", "train", "val", "test"),
     ),
     DataSet(
         name="flickr30k_entities",
