@@ -89,11 +89,19 @@ class Mean(nn.Module):
 
 def _added(kept: Kept | Ragged) -> Float[Tensor, "b d"]:
     if isinstance(kept, Ragged):
-        empty = kept.packed.new_zeros(len(kept.counts), kept.packed.shape[-1])
-        return empty.index_add(0, kept.owners, kept.packed)
+        return _summed(kept.packed, kept.owners, len(kept.counts))
     if kept.weights is None:
         return kept.values.sum(dim=1)
     return (kept.values * kept.weights[..., None]).sum(dim=1)
+
+
+def _summed(
+    rows: Float[Tensor, "n d"], owners: Int[Tensor, " n"], samples: int
+) -> Float[Tensor, "b d"]:
+    """The sum of each sample's rows; in float32 at least, since they are added one by one."""
+    precise = torch.promote_types(rows.dtype, torch.float32)
+    empty = rows.new_zeros(samples, rows.shape[-1], dtype=precise)
+    return empty.index_add(0, owners, rows.to(precise)).to(rows.dtype)
 
 
 class Pairwise(nn.Module):
@@ -213,7 +221,7 @@ class Relation(nn.Module):
         right = right + asked.index_select(0, kept.owners)
         first, second, sample = (at.to(left.device) for at in pairs_of(kept.counts))
         pairs = (left.index_select(0, first) + right.index_select(0, second)).relu_()
-        return torch.zeros_like(asked).index_add(0, sample, self.rest(pairs))
+        return _summed(self.rest(pairs), sample, len(kept.counts))
 
     def _first(
         self, cells: Float[Tensor, "*n d"]

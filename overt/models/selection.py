@@ -43,7 +43,7 @@ def keep_top(scores: Float[Tensor, "b k"], count: int) -> Bool[Tensor, "b k"]:
     """The `count` largest cells of every sample, the first of equals (HAN)."""
     if count < 1:
         raise ValueError(f"at least one cell must be kept, not {count}")
-    return _best(scores, torch.full_like(scores[:, :1], count))
+    return _best(scores, torch.full_like(scores[:, :1], count, dtype=torch.long))
 
 
 def keep_share(scores: Float[Tensor, "b k"], share: float) -> Bool[Tensor, "b k"]:
@@ -55,7 +55,7 @@ def keep_share(scores: Float[Tensor, "b k"], share: float) -> Bool[Tensor, "b k"
     if not 0 < share <= 1:
         raise ValueError(f"the share of cells to keep is above 0 and at most 1, not {share}")
     present = scores.isfinite().sum(dim=-1, keepdim=True)
-    return _best(scores, (share * present + 0.5).floor().clamp_min(1))
+    return _best(scores, (share * present + 0.5).floor().long().clamp_min(1))
 
 
 def keep_above_uniform(
@@ -87,10 +87,10 @@ def keep_random(
     with one they are the same cells for every sample, so that an evaluation can be repeated.
     """
     if seed is None:
-        drawn = torch.rand_like(scores)
+        drawn = torch.rand_like(scores, dtype=torch.float32)  # sixteen bits would often tie
     else:
         stream = torch.Generator().manual_seed(seed)
-        drawn = torch.rand(scores.shape[1], generator=stream).to(scores).expand_as(scores)
+        drawn = torch.rand(scores.shape[1], generator=stream).to(scores.device).expand_as(scores)
     return keep_top(drawn.masked_fill(~scores.isfinite(), -torch.inf), count)
 
 
@@ -104,11 +104,12 @@ def keep_gumbel(
     """
     if temperature <= 0:
         raise ValueError(f"a temperature is above 0, not {temperature}")
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     noise = -torch.empty_like(scores).exponential_().log()
     return keep_top(scores / temperature + noise, count)
 
 
-def _best(scores: Float[Tensor, "b k"], count: Float[Tensor, "b 1"]) -> Bool[Tensor, "b k"]:
+def _best(scores: Float[Tensor, "b k"], count: Int[Tensor, "b 1"]) -> Bool[Tensor, "b k"]:
     """The `count` largest of every sample; topk would break ties anyhow, a stable sort does not."""
     there = scores.isfinite()
     order = scores.masked_fill(~there, -torch.inf).argsort(dim=-1, descending=True, stable=True)

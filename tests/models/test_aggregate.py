@@ -283,6 +283,19 @@ def test_half_precision_stays_near(cells, question, ragged, name):
     )
 
 
+@pytest.mark.parametrize("name", ["sum", "relation"])
+def test_many_rows_are_not_lost_in_half_precision(name):
+    """2,500 pairs, or 50 cells, added one by one: sixteen bits would stop counting at 256."""
+    module = made(name).float()
+    cells, question = 1 + torch.rand(2, 50, CELL), torch.rand(2, ASKED)
+    kept = torch.ones(2, 50, dtype=torch.bool)
+    kept[1, 2:] = False
+    expected = module(gather(cells, kept), question)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(gather(cells.bfloat16(), kept), question)
+    torch.testing.assert_close(found.float(), expected, rtol=0.03, atol=0.03)
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_an_aggregation_comes_back_from_its_values(name):
     module = made(name)

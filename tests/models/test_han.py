@@ -228,6 +228,19 @@ def test_the_model_learns_a_question_about_places():
     assert right.float().mean() > 0.95
 
 
+@pytest.mark.parametrize("name", MAKE)
+def test_sixteen_bits_train_with_finite_gradients(name):
+    model = made(name)
+    batch = batch_for(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(batch)
+        loss = nn.functional.cross_entropy(output.prediction.float(), batch.labels)
+    loss.backward()
+    assert output.looking_at("image").weights.dtype is torch.float32
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    assert found and all(grad.isfinite().all() for grad in found)
+
+
 def test_simple_san_is_stacked_attention_behind_the_same_eye(tmp_path):
     """Section 4.7's pair: one small CNN, hard attention or two soft hops."""
 

@@ -198,6 +198,17 @@ def test_half_precision_scores_choose_as_their_float32_values():
     assert keep_above_uniform(scores).equal(keep_above_uniform(scores.float()))
 
 
+def test_counts_and_draws_are_exact_in_half_precision():
+    scores = torch.rand(4, 600).bfloat16()
+    assert keep_top(scores, 301).sum(-1).tolist() == [301] * 4
+    assert keep_share(scores, 301 / 600).sum(-1).tolist() == [301] * 4
+    # draws in sixteen bits would tie, and favour the first cells
+    drawn = keep_random(torch.ones(400, 600).bfloat16(), 60).float().mean(0)
+    assert (drawn[:300].mean() - drawn[300:].mean()).abs() < 0.01
+    drawn = keep_gumbel(torch.ones(400, 600).bfloat16(), 60).float().mean(0)
+    assert (drawn[:300].mean() - drawn[300:].mean()).abs() < 0.01
+
+
 def test_han_12_no_parameters():
     """A rule is a function; a selection is a value without tensors."""
     for selection in (Selection(), randomly(3), drawn(3), Selection(keep_all)):
