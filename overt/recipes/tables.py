@@ -2,13 +2,13 @@
 
 A run that is finished is never run again: one in the table's folder is used if its files are whole
 and its recipe, settings and seed are those asked for; so is a result that is committed under
-`benchmarks/<table>/<row>/seed-<n>/`. A row that belongs to another table is looked for under that
-one's name there, and in a folder that both tables fill it is run once. A run that fails is reported
-and does not stop the others.
+`benchmarks/<table>/<row>/seed-<n>/`, or under `benchmarks/<table>-<name>/` for another schedule. A
+row that belongs to another table is looked for under that one's name, and in a folder that both
+tables fill it is run once. A run that fails is reported and does not stop the others.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,12 +166,18 @@ class _Source:
                 return job.entry(place, "reused", results=held.results)
         except Damaged as error:
             return job.entry(place, "failed", error=str(error))
+        for place in self.kept(job):
+            held = folder.look(place)
+            if held is not None and held.says_done and not held.differences(job.recipe, job.seed):
+                return job.entry(place, "committed", results=held.results)
+        return None
+
+    def kept(self, job: _Job) -> Iterator[Path]:
+        """Where a result of this job may be committed: under its table, or one kept beside it."""
         home = job.row.home or self.table.name
-        place = self.committed / home / job.row.label / f"seed-{job.seed}"
-        held = folder.look(place)
-        if held is None or not held.says_done or held.differences(job.recipe, job.seed):
-            return None
-        return job.entry(place, "committed", results=held.results)
+        beside = sorted(self.committed.glob(f"{home}-*")) if self.committed.is_dir() else []
+        for each in (self.committed / home, *beside):
+            yield each / job.row.label / f"seed-{job.seed}"
 
     def others(
         self, jobs: Sequence[_Job], sets: Sequence[str], seeds: int

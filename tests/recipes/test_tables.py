@@ -101,6 +101,20 @@ def test_rows_of_another_table_are_its_runs(
     assert [name for name, *_ in runner] == ["toy"]
 
 
+def test_results_of_another_schedule_are_kept_beside(
+    fill: Callable[..., Filled], runner: Asked, toy_table: Table, tmp_path: Path, write_run: Write
+) -> None:
+    kept, sets = tmp_path / "benchmarks", ["data.limit=3"]
+    row = toy_table.rows[0]
+    write_run(kept / "toys" / "plain" / "seed-0", row.recipe())
+    write_run(kept / "toys-short" / "plain" / "seed-0", made(row, sets))
+    filled = fill(rows=["plain"], committed=kept, sets=sets, seeds=1)
+    assert [one.place.parts[-3] for one in filled.entries] == ["toys-short"]
+    filled = fill(rows=["plain"], committed=kept, seeds=1)
+    assert [one.place.parts[-3] for one in filled.entries] == ["toys"]
+    assert runner == []
+
+
 def test_committed_results_of_other_settings_are_not(
     fill: Callable[..., Filled], runner: Asked, toy_table: Table, tmp_path: Path, write_run: Write
 ) -> None:
