@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -136,14 +137,18 @@ class Features:
 def returning(backbone: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What the modules at these paths return while the block runs, the last time they are called.
 
-    The hooks are gone afterwards, whatever happens inside.
+    The hooks are gone afterwards, whatever happens inside. What other threads do with the same
+    modules meanwhile is theirs.
     """
     kept: dict[str, Any] = {}
+    compiling = torch.compiler.is_compiling  # a graph cannot ask for its thread
+    thread = None if compiling() else get_ident()
 
     def keeping(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def keep(module: nn.Module, inputs: Any, returned: Any) -> None:
-            kept.pop(path, None)  # so that entries are in the order in which modules end
-            kept[path] = returned
+            if compiling() or thread in (None, get_ident()):
+                kept.pop(path, None)  # so that entries are in the order in which modules end
+                kept[path] = returned
 
         return keep
 

@@ -278,6 +278,17 @@ def test_detached_the_backbone_is_as_it_was_found() -> None:
     assert all(torch.equal(weights[key], value) for key, value in backbone.state_dict().items())
 
 
+def test_gradients_are_the_same_under_activation_checkpointing() -> None:
+    nets = [attached("vit", dropout=0.0).train() for _ in range(2)]
+    nets[1].backbone.gradient_checkpointing_enable()  # type: ignore[operator]
+    for net in nets:
+        net(toy_batch()).prediction.square().sum().backward()
+    for (name, one), two in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
+        assert (one.grad is None) == (two.grad is None), name
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, two.grad, msg=name)
+
+
 class Corners:
     """Pictures with one bright cell, left or right: the class."""
 

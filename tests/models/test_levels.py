@@ -1,6 +1,7 @@
 """Levels: what modules return is told apart by its shape, and found again on another canvas."""
 
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 import torch
@@ -256,6 +257,16 @@ def test_hooks_are_gone_after_an_error() -> None:
         backbone(torch.zeros(1, 3, 8, 8))
     assert list(kept) == ["one", "two"], "in the order in which they end"
     assert submodule(backbone, "") is backbone
+
+
+def test_another_thread_is_not_overheard() -> None:
+    backbone, blank = Plain().eval(), torch.zeros(1, 3, 8, 8)
+    with returning(backbone, ["one"]) as kept:
+        backbone(blank)
+        other = Thread(target=backbone, args=(torch.ones(1, 3, 8, 8),))
+        other.start()
+        other.join()
+    assert torch.equal(kept["one"], backbone.one(blank))
 
 
 def test_eval_mode_for_a_while() -> None:
