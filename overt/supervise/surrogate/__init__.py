@@ -20,7 +20,7 @@ from overt.supervise.surrogate.making import Share, surrogates
 from overt.supervise.surrogate.masks import Grids, OnlyWords, ShiftedGrids, Whole, WithoutWords
 from overt.supervise.surrogate.places import each_place, whole_words
 from overt.supervise.surrogate.refine import refine
-from overt.supervise.surrogate.search import Found, apart, in_turn, search
+from overt.supervise.surrogate.search import Found, apart, in_turn, search, without_whole
 from overt.supervise.surrogate.weighted import weighted_maps, weighted_masks
 
 __all__ = [
@@ -49,4 +49,5 @@ __all__ = [
     "weighted_maps",
     "weighted_masks",
     "whole_words",
+    "without_whole",
 ]

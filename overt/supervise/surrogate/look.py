@@ -123,12 +123,14 @@ def rows_of(features: Any, rows: Int[Tensor, " n"], count: int) -> Any:
         case Mapping():
             return {name: rows_of(one, rows, count) for name, one in features.items()}
         case list() | tuple():
-            return type(features)(rows_of(one, rows, count) for one in features)
+            found = [rows_of(one, rows, count) for one in features]
+            named = hasattr(features, "_fields")
+            return type(features)(*found) if named else type(features)(found)
     if is_dataclass(features) and not isinstance(features, type):
-        found = {
+        each = {
             one.name: rows_of(getattr(features, one.name), rows, count) for one in fields(features)
         }
-        return replace(features, **found)
+        return replace(features, **each)
     raise ValueError(
         f"features hold a {type(features).__name__}, whose rows are not known; say with select= "
         "how to take some of the samples"
@@ -170,6 +172,8 @@ class Look:
         self._truth = Batch(
             batch.ids, labels=batch.labels, answers=batch.answers, groups=batch.groups
         )
+        known = [one for one in (batch.labels, batch.answers) if one is not None]
+        self._device = known[0].device if known else torch.device("cpu")
         self._held: dict[str, Tensor] = {}
         self._rows: Tensor | None = None
         self._asked: tuple[Any, Batch]
@@ -187,17 +191,14 @@ class Look:
         return len(self.ids)
 
     def __call__(
-        self, rows: Int[Tensor, " n"], masks: Mapping[str, Float[Tensor, "n k"]]
+        self, rows: Int[Tensor, " n"], masks: Mapping[str, Float[Tensor, "n _"]]
     ) -> Looked:
         """The answers about the samples in `rows`, each with its own mask, 1 to keep."""
         if self._rows is None or not torch.equal(rows, self._rows):
             self._take(rows)
         features, truth = self._asked
-        device = truth.labels.device if truth.labels is not None else None
-        if truth.answers is not None:
-            device = truth.answers.device
         held = {name: mask[rows] for name, mask in self._held.items() if name not in masks}
-        found = {name: mask.to(device) for name, mask in {**held, **masks}.items()}
+        found = {name: mask.to(self._device) for name, mask in {**held, **masks}.items()}
         with torch.no_grad():
             answer = self._model.decide(features, found or None)
             score = self._score(answer.prediction, truth)
@@ -212,7 +213,7 @@ class Look:
         """The maps behind an answer, by span name, reduced."""
         return {name: _alone(self._reduce(answer.looking_at(name)), name) for name in self.names}
 
-    def holding(self, masks: Mapping[str, Float[Tensor, "b k"]]) -> "Look":
+    def holding(self, masks: Mapping[str, Float[Tensor, "b _"]]) -> "Look":
         """The same batch with these masks in place from now on: `base` and all are of what is left.
 
         What can be removed is still what the whole input had.
@@ -258,7 +259,9 @@ def resting(model: Any) -> Iterator[None]:
     """Every module in evaluation mode, and random numbers that nobody else misses."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     before = [module.training for module in modules]
-    with torch.random.fork_rng():
+    first = next(model.parameters(), None) if modules else None
+    cards = [first.device] if first is not None and first.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cards):
         try:
             for module in modules:
                 module.training = False

@@ -34,7 +34,8 @@ def refine(look: Look, masks: Masks, probes: int = 50, seed: int = 0, chunk: int
             "search, or Grids"
         )
     few = candidates.counts <= probes
-    best, chosen = best_of(look, candidates, torch.where(few, candidates.counts, 1), chunk)
+    counts = torch.where(few, candidates.counts, 1)
+    best, chosen = best_of(look, candidates, counts, look.base, chunk)
     bits = candidates.bits(torch.arange(len(look)), chosen)
     keys = keys_of(look.ids, seed, f"refine {candidates.name}")
     for rows in (~few).nonzero()[:, 0].split(chunk):

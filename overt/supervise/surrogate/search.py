@@ -30,7 +30,7 @@ class Found:
     """
 
     maps: Mapping[str, AttentionMap]
-    masks: Mapping[str, Float[Tensor, "b k"]]
+    masks: Mapping[str, Float[Tensor, "b _"]]
     base: Float[Tensor, " b"]
     best: Float[Tensor, " b"]
     probes: Int[Tensor, " b"]
@@ -46,16 +46,36 @@ def search(look: Look, masks: Masks, chunk: int = CHUNK) -> Found:
     first of equals is kept.
     """
     candidates = masks(look)
-    best, chosen = best_of(look, candidates, candidates.counts, chunk)
+    best, chosen = best_of(look, candidates, candidates.counts, look.base, chunk)
+    mask = candidates.take(torch.arange(len(look)), chosen)
+    return found_at(look, {candidates.name: mask}, best, candidates.counts)
+
+
+def without_whole(look: Look, masks: Masks, chunk: int = CHUNK) -> Found:
+    """The best of the masks that remove something, even where the whole input scores higher.
+
+    For studies of what a part says by itself, such as the two words that do best alone (section
+    4.5); `best` may lie below `base`. A sample of which nothing can be removed keeps its whole.
+    """
+    candidates = masks(look)
+    nothing = torch.where(candidates.counts > 1, -torch.inf, look.base)
+    best, chosen = best_of(look, candidates, candidates.counts, nothing, chunk)
     mask = candidates.take(torch.arange(len(look)), chosen)
     return found_at(look, {candidates.name: mask}, best, candidates.counts)
 
 
 def best_of(
-    look: Look, candidates: Candidates, counts: Int[Tensor, " b"], chunk: int
+    look: Look,
+    candidates: Candidates,
+    counts: Int[Tensor, " b"],
+    beat: Float[Tensor, " b"],
+    chunk: int,
 ) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"]]:
-    """The best score of the first `counts` masks of every sample, and the number of that mask."""
-    best, chosen = look.base.clone(), torch.zeros(len(look), dtype=torch.long)
+    """The best score of the first `counts` masks of every sample, and the number of that mask.
+
+    Number 0 stays where no other is strictly better than `beat`.
+    """
+    best, chosen = beat.clone(), torch.zeros(len(look), dtype=torch.long)
     for rows, numbers in rounds(counts, chunk):
         there = numbers < counts[rows]
         taken = candidates.take(rows.flatten(), torch.where(there, numbers, 0).flatten())
@@ -89,7 +109,7 @@ def rounds(
 
 def found_at(
     look: Look,
-    masks: Mapping[str, Float[Tensor, "b k"]],
+    masks: Mapping[str, Float[Tensor, "b _"]],
     best: Float[Tensor, " b"],
     probes: Int[Tensor, " b"],
 ) -> Found:

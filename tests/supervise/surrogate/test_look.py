@@ -1,3 +1,4 @@
+from collections import namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -106,6 +107,9 @@ def test_rows_of_features_of_any_make():
     assert found.more["x"].tolist() == [2, 0, 2] and found.both[0].tolist() == [2, 0, 2]
     assert found.both[1][0] == 5 and found.text.texts == ("c", "a", "c") and found.size == 3
     assert rows_of(BATCH, torch.tensor([1]), len(BATCH)).ids == BATCH.ids[1:2]
+    Pair = namedtuple("Pair", "one other")
+    pair = rows_of(Pair(torch.arange(3), None), torch.tensor([1]), 3)
+    assert isinstance(pair, Pair) and pair.one.tolist() == [1] and pair.other is None
 
 
 def test_rows_that_nobody_can_know_are_refused():

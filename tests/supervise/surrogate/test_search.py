@@ -9,7 +9,7 @@ from overt.data.batch import Batch
 from overt.supervise.surrogate.look import asking, every_one
 from overt.supervise.surrogate.masks import Grids, OnlyWords, ShiftedGrids, Whole, WithoutWords
 from overt.supervise.surrogate.refine import refine
-from overt.supervise.surrogate.search import apart, in_turn, rounds, search
+from overt.supervise.surrogate.search import apart, in_turn, rounds, search, without_whole
 from tests.supervise.surrogate.toys import Planted, Toys
 
 BATCH = Toys().batch(range(8))
@@ -119,6 +119,20 @@ def test_the_whole_gives_the_models_own_map():
     own = model(BATCH).looking_at("image").over_heads()
     torch.testing.assert_close(found.maps["image"].values, own.values)
     assert (found.probes == 1).all() and torch.equal(found.base, found.best)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_without_the_whole_the_words_that_do_best_alone_are_found(size):
+    """Figure 6, though all words together may do better."""
+    with asking(Planted(), BATCH, ["text"]) as look:
+        found = without_whole(look, OnlyWords((size,)))
+    for row, (tokens, there) in enumerate(zip(BATCH.tokens, BATCH.token_mask, strict=True)):
+        mask, own = found.masks["text"][row][there], tokens[there]
+        if len(own) >= size:
+            assert mask.sum() == size and own[mask == 1].sum() == own.topk(size).values.sum()
+        else:
+            assert (mask == 1).all() and found.best[row] == found.base[row]
+    assert size == 2 or (found.best < found.base).any()
 
 
 def test_every_layer_and_hop_can_be_kept():
