@@ -561,6 +561,16 @@ SETS: tuple[DataSet, ...] = (
         ),
     ),
     DataSet(
+        name="eraser",
+        what="texts to classify with the words that decide, seven sets (movies and others)",
+        page="https://www.eraserbenchmark.com",
+        licence="see its page; cite DeYoung et al. 2020",
+        how="Fetch the sets you want from its page and unpack them below eraser/, a folder each; "
+        "`check` looks at movies.",
+        files=_files("eraser/movies", "train.jsonl", "val.jsonl", "test.jsonl"),
+        opens=_opens("eraser", "Eraser", "train", "val", "test"),
+    ),
+    DataSet(
         name="easyvqa",
         what="48,248 simple questions about 5,000 pictures of one coloured shape",
         page="https://github.com/vzhou842/easy-VQA",
