@@ -8,16 +8,21 @@ if TYPE_CHECKING:
     from overt.data.asked import Look
     from overt.data.batch import Batch
     from overt.data.caltech import caltech101, caltech256
+    from overt.data.captions import Captions, flickr8k, karpathy
     from overt.data.cifar import Cifar10, Cifar100
     from overt.data.clevr import Clevr
     from overt.data.cub import Cub
     from overt.data.daquar import Daquar
     from overt.data.discovery import ObjectDiscovery
     from overt.data.easyvqa import EasyVqa
+    from overt.data.entities import Flickr30kEntities, VgpPairs
+    from overt.data.eraser import Eraser
     from overt.data.features import Cached, FeatureCache, Key
     from overt.data.hat import VqaHat
     from overt.data.images import open_image
+    from overt.data.osie import Osie
     from overt.data.photos import PhotoSet
+    from overt.data.phrases import Expressions, flickr30k_phrases, refcoco, refer
     from overt.data.pictures import Pictures
     from overt.data.resident import Resident, crop_and_flip, shift, vary
     from overt.data.rooms import scene67
@@ -38,18 +43,23 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Cached",
+    "Captions",
     "Cifar10",
     "Cifar100",
     "Clevr",
     "Cub",
     "Daquar",
     "EasyVqa",
+    "Eraser",
+    "Expressions",
     "FeatureCache",
+    "Flickr30kEntities",
     "HubTokenizer",
     "Key",
     "Labels",
     "Look",
     "ObjectDiscovery",
+    "Osie",
     "PhotoSet",
     "Pictures",
     "Resident",
@@ -60,6 +70,7 @@ __all__ = [
     "Stl10",
     "Svhn",
     "Trec",
+    "VgpPairs",
     "Vocabulary",
     "VqaHat",
     "WordNet",
@@ -69,7 +80,12 @@ __all__ = [
     "caltech256",
     "crop_and_flip",
     "event8",
+    "flickr30k_phrases",
+    "flickr8k",
+    "karpathy",
     "open_image",
+    "refcoco",
+    "refer",
     "root_of",
     "scene67",
     "shift",
@@ -85,16 +101,21 @@ _HOMES = {
     "asked": ("Look",),
     "batch": ("Batch",),
     "caltech": ("caltech101", "caltech256"),
+    "captions": ("Captions", "flickr8k", "karpathy"),
     "cifar": ("Cifar10", "Cifar100"),
     "clevr": ("Clevr",),
     "cub": ("Cub",),
     "daquar": ("Daquar",),
     "discovery": ("ObjectDiscovery",),
     "easyvqa": ("EasyVqa",),
+    "entities": ("Flickr30kEntities", "VgpPairs"),
+    "eraser": ("Eraser",),
     "features": ("Cached", "FeatureCache", "Key"),
     "hat": ("VqaHat",),
     "images": ("open_image",),
+    "osie": ("Osie",),
     "photos": ("PhotoSet",),
+    "phrases": ("Expressions", "flickr30k_phrases", "refcoco", "refer"),
     "pictures": ("Pictures",),
     "resident": ("Resident", "crop_and_flip", "shift", "vary"),
     "rooms": ("scene67",),
