@@ -45,13 +45,16 @@ class Evaluation:
     """All numbers of a finished run.
 
     `samples` holds one row a sample of every measure, by id: paired statistics and galleries come
-    from it. `groups` holds the numbers of each kind of sample, with the chance level.
+    from it. `groups` holds the numbers of each kind of sample, with the chance level. `elsewhere`
+    holds one number an item of other data sets, by the name of the measure, with the items' names
+    under `<measure>.id`.
     """
 
     ours: Mapping[str, Value]
     samples: Mapping[str, np.ndarray]
     groups: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     gallery: Sequence[Sample] = ()
+    elsewhere: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,8 @@ class Judging:
     `views` how many crops of each are compared; `swap` puts in the queries of others (figure 10);
     `segment` makes shapes of maps (figure 9). `transfer` is how many pictures of each other set a
     linear SVM is taught from the network's features (Table 3), `none` for all, `photos` the side in
-    pixels to which larger ones are brought, and `whiten` whitens the features before. A quarter of
-    `data.limit` caps them all, a sixteenth the items of PGD.
+    pixels to which larger ones are brought, and `whiten` whitens the features before. A small
+    `data.limit` makes all of them small.
     """
 
     items: int = field(default=1000, metadata=COUNT)

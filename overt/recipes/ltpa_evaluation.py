@@ -1,6 +1,6 @@
 """How a network of Learn to Pay Attention is judged: its error, its maps, and all that is asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from overt import measure, models
 from overt.attention import AttentionMap, Kind
 from overt.data.batch import Batch
+from overt.measure.measured import Measure
 from overt.measure.photos import squares
 from overt.recipes import checks
 from overt.recipes.evaluation import Judge, also, calibrated, charted, valued
@@ -19,6 +20,7 @@ from overt.recipes.ltpa import Files, Judging
 from overt.recipes.ltpa_judging import Asked, Masks, everything
 from overt.recipes.ltpa_maps import levels, name_of
 from overt.recipes.ltpa_probes import (
+    Answers,
     Probe,
     Shapes,
     as_they_stand,
@@ -32,6 +34,7 @@ from overt.recipes.recipe import Context
 from overt.show.sample import Sample
 
 FAMILIES = ("fooled_fgsm", "fooled_pgd", "pointing", "mass", "jaccard", "transfer")
+Answered = tuple[str, Measure, Answers, str]
 
 
 @dataclass
@@ -157,22 +160,18 @@ class Others:
             for (name, split), (data, count) in named.items()
         ]
 
-    def values(self, model: nn.Module, judging: Judging) -> dict[str, Value]:
-        """What the network reaches on them."""
+    def answers(self, model: nn.Module, judging: Judging) -> Iterator[Answered]:
+        """What the network makes of them: a name, what is measured, the answers, the split."""
         prepare = measure.whitening if judging.whiten else measure.as_they_are
-        moved = measure.transfer_accuracy.measure
-        found = {
-            f"transfer_{one.name}": valued(moved, right(model, one, prepare), str(one.data.split))
-            for one in self.features
-        }
+        for one in self.features:
+            moved, split = measure.transfer_accuracy.measure, str(one.data.split)
+            yield f"transfer_{one.name}", moved, right(model, one, prepare), split
         for name, probe in self.classes.items():
             same = right_as_it_stands(model, probe)
-            found[name] = valued(measure.accuracy.measure, same, str(probe.data.split))
+            yield name, measure.accuracy.measure, same, str(probe.data.split)
         if self.shapes is not None:
             for name, each in jaccards(model, self.shapes, self.own).items():
-                split = str(self.shapes.data.split)
-                found[name] = valued(measure.jaccard.measure, each, split)
-        return found
+                yield name, measure.jaccard.measure, each, str(self.shapes.data.split)
 
 
 def judged_further(
@@ -188,12 +187,16 @@ def judged_further(
     batches = tuple(judge.first(judging.items, device))
     asked = Asked(model, Judged(model), batches, masks)
     found = also(calibrated(found), everything(asked, judging), str(judge.data.split))
-    more = others.values(model, judging)
-    return charted(replace(found, ours={**found.ours, **more}), FAMILIES)
+    ours, elsewhere = dict(found.ours), dict(found.elsewhere)
+    for name, declared, answers, split in others.answers(model, judging):
+        ours[name] = valued(declared, answers.values, split)
+        elsewhere[name] = answers.values.float().cpu().numpy()
+        elsewhere[f"{name}.id"] = np.array(answers.ids)
+    return charted(replace(found, ours=ours, elsewhere=elsewhere), FAMILIES)
 
 
 def capped(judging: Judging, limit: int | None) -> Judging:
-    """What is asked of a run on a few items: a quarter of them, and of fewer by PGD.
+    """What is asked of a run on a few items: an eighth of them, and of fewer by PGD.
 
     Attacks take many times the work of a test, and a run on few items is meant to be short.
     """
@@ -202,7 +205,7 @@ def capped(judging: Judging, limit: int | None) -> Judging:
     few, most = max(1, limit // 4), judging.transfer
     return replace(
         judging,
-        items=min(judging.items, few),
-        pgd=min(judging.pgd, limit // 16),
+        items=min(judging.items, max(1, limit // 8)),
+        pgd=min(judging.pgd, max(1, limit // 64)),
         transfer=few if most is None else min(most, few),
     )

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from overt import measure, models
 from overt.data.batch import Batch
 from overt.data.source import Source
 from overt.data.stl10 import AS_CIFAR10
+from overt.measure.transfer import Prepare
 from overt.recipes.ltpa_maps import join_of
 
 FOLDS = 5
@@ -52,18 +53,28 @@ class Probe:
             yield at_most(batch, self.side)
 
 
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """One number an item of another data set, with the items' names: two networks can be paired."""
+
+    ids: tuple[str, ...]
+    values: Float[Tensor, " n"]
+
+
 # --- features for an SVM
 
 
-def right(model: Any, probe: Probe, prepare: Any = measure.as_they_are) -> Tensor:
+def right(model: Any, probe: Probe, prepare: Prepare = measure.as_they_are) -> Answers:
     """1 where a linear SVM (C = 1) is right about an item of a fold it has not seen, else 0."""
     features, labels = [], []
+    ids: list[str] = []
     for batch in probe.batches():
         assert batch.labels is not None
         features.append(model.descriptor(model.encode(batch)).float())
         labels.append(batch.labels)
+        ids += batch.ids
     found = measure.transfer_accuracy(torch.cat(features), torch.cat(labels), prepare, folds=FOLDS)
-    return found
+    return Answers(tuple(ids), found)
 
 
 def probes(
@@ -106,17 +117,19 @@ def as_they_stand(
     return found
 
 
-def right_as_it_stands(model: Any, probe: Probe) -> Tensor:
+def right_as_it_stands(model: Any, probe: Probe) -> Answers:
     """1 where the class of CIFAR-10 is that of STL-10, else 0; NaN for monkeys, which it lacks.
 
     The paper does not say what it made of them. They could not have been right.
     """
     same = torch.tensor(AS_CIFAR10, device=probe.device)
-    parts = []
+    parts = [torch.empty(0, device=probe.device)]
+    ids: list[str] = []
     for batch in probe.batches():
         assert batch.labels is not None
         parts.append(measure.accuracy(model(batch).prediction, same[batch.labels]))
-    return torch.cat(parts) if parts else torch.empty(0)
+        ids += batch.ids
+    return Answers(tuple(ids), torch.cat(parts))
 
 
 # --- shapes in photos
@@ -150,24 +163,28 @@ def discovery(
     return Shapes(photos, rows, device)
 
 
-def jaccards(model: Any, shapes: Shapes, own: str) -> dict[str, Tensor]:
+def jaccards(model: Any, shapes: Shapes, own: str) -> dict[str, Answers]:
     """The Jaccard of each photo by its kind, at the photo's own size: `jaccard_airplane` ...
 
     The map is that of `network_map`. NaN for a photo that does not show its thing. Nothing for a
     network without a map of its own.
     """
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[str, float]]] = {}
     for start in range(0, len(shapes.rows), PORTION):
         rows = shapes.rows[start : start + PORTION]
         batch = shapes.data.batch(rows).to(shapes.device)
         maps = network_map(model, batch, own)
         if maps is None:
             return {}
-        for kind, one, mask in zip(batch.groups, maps, shapes.data.masks(rows), strict=True):
+        masks = shapes.data.masks(rows)
+        for name, kind, one, mask in zip(batch.ids, batch.groups, maps, masks, strict=True):
             shape = measure.binarised(one.cpu()[None])
             score = float(measure.jaccard(shape, mask[None])[0])
-            found.setdefault(f"jaccard_{kind}", []).append(score)
-    return {name: torch.tensor(scores) for name, scores in found.items()}
+            found.setdefault(f"jaccard_{kind}", []).append((name, score))
+    return {
+        name: Answers(tuple(ids), torch.tensor(scores))
+        for name, (ids, scores) in ((name, zip(*each, strict=True)) for name, each in found.items())
+    }
 
 
 def network_map(model: Any, batch: Batch, own: str) -> Sequence[Tensor] | None:

@@ -2,6 +2,7 @@
 
 DIR/results.json   what was run, on what, and what came out
 DIR/samples.npz    one row a test sample: prediction, truth, every measure
+DIR/elsewhere.npz  one row an item of other data sets, where the model was taken to any
 DIR/log.jsonl      losses and validations, free of clock times
 DIR/checkpoints/   each stage's newest two
 DIR/model/         the finished model, for `from_pretrained`
@@ -30,7 +31,7 @@ from overt.recipes import settings
 from overt.recipes.recipe import Context, Figure, Recipe
 
 SCHEMA = 1
-LOOSE = ("results.json", "samples.npz", "log.jsonl", "report.html")
+LOOSE = ("results.json", "samples.npz", "elsewhere.npz", "log.jsonl", "report.html")
 
 
 def run(
@@ -138,6 +139,8 @@ def _go(
     if hasattr(experiment.model, "save_pretrained"):
         cast(Any, experiment.model).save_pretrained(out / "model")
     files.write_arrays(out / "samples.npz", dict(evaluation.samples))
+    if evaluation.elsewhere:
+        files.write_arrays(out / "elsewhere.npz", dict(evaluation.elsewhere))
     if evaluation.gallery:
         save_gallery(out / "gallery", evaluation.gallery)
     files.write_json(out / "results.json", results)

@@ -37,7 +37,7 @@ def run(few: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[
     return run
 
 
-JUDGED = ("judge.items=8", "data.limit=32", "judge.pgd=2", "train.steps=1")
+JUDGED = ("judge.items=8", "data.limit=64", "judge.pgd=2", "train.steps=1")
 FOOLED = [f"fooled_{how}_{steps}" for how in ("fgsm", "pgd") for steps in (1, 2, 4, 8, 16)]
 
 
@@ -50,7 +50,7 @@ def test_a_run_is_judged_by_more_than_its_error(run: Callable[..., Any]) -> None
     assert wanted <= ours.keys()
     for name in wanted:
         assert ours[name]["direction"] in ("higher", "lower", "neither") and ours[name]["unit"]
-    assert (ours["fooled_fgsm_8"]["n"], ours["fooled_pgd_8"]["n"]) == (8, 2)
+    assert (ours["fooled_fgsm_8"]["n"], ours["fooled_pgd_8"]["n"]) == (8, 1)
     assert ours["transfer_scenes"]["n"] == 30  # a scene of each class for each fold
     for name in wanted & samples.keys():  # one row a sample, NaN where it was not asked
         assert len(samples[name]) == len(samples["id"])
@@ -113,11 +113,12 @@ def test_few_items_are_asked_little() -> None:
     whole = Judging()
     assert capped(whole, None) is whole
     few = capped(whole, 512)
-    assert (few.items, few.pgd, few.transfer) == (128, 32, 128)
+    assert (few.items, few.pgd, few.transfer) == (64, 8, 128)
     assert capped(replace(whole, transfer=None), 8).transfer == 2
-    assert capped(replace(whole, items=0, transfer=0), 100) == replace(
-        whole, items=0, pgd=6, transfer=0
-    )
+    least = capped(whole, 1)
+    assert (least.items, least.pgd, least.transfer) == (1, 1, 1)
+    nothing = replace(whole, items=0, pgd=0, transfer=0)
+    assert capped(nothing, 100) == nothing  # what is switched off stays off
 
 
 def test_a_network_is_judged_by_its_last_map() -> None:
@@ -211,6 +212,12 @@ def test_what_lies_on_disk_is_used(
         ("stl10", "train+val", 20),
         ("discovery", "all", 9),
     ]
+    kept = files.read_arrays(tmp_path / "run" / "elsewhere.npz")
+    for name in ("stl10_train", "transfer_event8", *(["jaccard_car"] if label != "vgg" else [])):
+        assert len(kept[name]) == len(set(kept[f"{name}.id"].tolist()))
+        assert ours[name]["value"] == pytest.approx(float(np.nanmean(kept[name])), abs=1e-6)
+        assert ours[name]["n"] == int((~np.isnan(kept[name])).sum())
+    assert kept["transfer_event8.id"][0] == "event8/a/0.jpg"
     assert set(results["groups"]["transfer"]) == {"stl10", "event8", "scenes"}
     paper = results["paper"]
     assert ("transfer_event8" in paper) and paper["transfer_event8"]["direction"] == "higher"

@@ -73,10 +73,11 @@ def test_an_svm_tells_apart_what_the_features_tell_apart() -> None:
     probe = Probe(data, range(20), CPU)
     with torch.no_grad():
         found = right(model, probe)
-        assert found.shape == (20,) and float(found.mean()) == 1
+        assert found.values.shape == (20,) and float(found.values.mean()) == 1
+        assert found.ids == tuple(map(str, range(20)))
         features = model.descriptor(model.encode(data.batch(range(20))))
         wanted = measure.transfer_accuracy(features, data.classes, measure.whitening)
-        assert torch.equal(right(model, probe, measure.whitening), wanted)
+        assert torch.equal(right(model, probe, measure.whitening).values, wanted)
 
 
 def test_large_pictures_are_shrunk_by_their_means() -> None:
