@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -222,7 +223,8 @@ def tested(
             else:
                 given = [65] * sizes.layers
             flops.append(encoder_flops(given, sizes.width, sizes.inner) * len(images))
-        with FlopCounterMode(display=False) as counter:
+        # plain products: PyTorch does not count those inside every fused kernel
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             model(pixel_values=images)
     answers = torch.cat(right).cpu()
     found = {
@@ -371,14 +373,54 @@ def joined(out: Path) -> None:
             },
         }
     rules = {name: _asked(right, *pair) for name, pair in _questions(right).items()}
-    result = {"command": " ".join(sys.argv), "table": table, "rules": rules, "time": clock}
+    verdicts = _decided(rules, table)
+    result = {"command": " ".join(sys.argv), "verdicts": verdicts, "table": table, "rules": rules}
+    result["time"] = clock
     files.write_json(out / "results.json", {**result, "seeds": seeds})
     for name, one in table.items():
         mean, spread = one["accuracy"]["mean"], one["accuracy"]["spread"]
         print(f"{name:42} {mean:.4f} ± {spread:.4f} {one['megaflops']:5.0f} {one['time_ratio']}")
+    for name, holds in verdicts.items():
+        print(f"{name}: {holds}")
     for name, one in rules.items():
         low, high = one["low"], one["high"]
         print(f"{name}: {one['verdict']} ({one['mean']:+.4f}, {low:+.4f} to {high:+.4f})")
+
+
+def _decided(
+    rules: dict[str, dict[str, Any]], table: dict[str, dict[str, Any]]
+) -> dict[str, bool | None]:
+    """What the decision rule in the log says; None where nothing was timed."""
+
+    def better(end: str, *others: str) -> bool:
+        asked = [f"presence {share:g}{end} over {other}" for share in TUNED for other in others]
+        return all(rules[name]["verdict"] == "better" for name in asked)
+
+    def cost(name: str, what: str) -> float:
+        return float(table[name][what] / table["whole"][what])
+
+    kept = [f"presence {share:g}" for share in SHARES]
+    busy = str(AT_ONCE[-1])
+    ours, theirs = (
+        [table["whole"][what] - table[one][what] for one in kept]
+        for what in ("megaflops", "megaflops_by_pytorch")
+    )
+    spent = {name: one["time_ratio"].get(busy) for name, one in table.items()}
+    timed_all = all(spent[one] is not None for one in kept)
+    return {
+        "works between layers": better(", tuned", "chance", "grid"),
+        "works as it is": better("", "chance", "grid"),
+        "large norms are the ones to keep": all(
+            rules[f"{one} over least presence"]["verdict"] == "better" for one in kept
+        ),
+        "little is lost": rules[f"{kept[1]}, tuned, over whole, tuned"]["low"] > -0.01,
+        "the formula saves what PyTorch saves": all(
+            abs(one - other) < 0.01 * other for one, other in zip(ours, theirs, strict=True)
+        ),
+        "less work is less time": all(spent[x] <= 1.15 * cost(x, "megaflops") for x in kept)
+        if timed_all
+        else None,
+    }
 
 
 def _questions(right: dict[str, Tensor]) -> dict[str, tuple[str, str]]:
