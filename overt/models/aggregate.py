@@ -6,7 +6,7 @@ of Santoro et al. 2017, https://arxiv.org/abs/1706.01427.
 Work on pairs grows with the square of the cells, so this is where hard attention pays. Where
 samples keep unequal numbers of cells, layers run on the kept cells or pairs alone, one after
 another without gaps ("packed"), as soon as filling every sample up to the fullest would add more
-than `SPARE` to the work; below that, the filled-up tensor is quicker.
+than `SPARE` to the work; below that it is not worth the copying.
 """
 
 from collections.abc import Mapping, Sequence
