@@ -1,8 +1,13 @@
 """Targets that a model finds for its own attention, by looking at inputs with parts removed.
 
-Patro, Kasturi, Namboodiri et al., "Self Supervision for Attention Networks", WACV 2021. The model
+Patro, G S, Jain and Namboodiri, "Self Supervision for Attention Networks", WACV 2021. The model
 is asked about a sample with many masks, and its attention on the input where it was most sure of
-the truth becomes what its attention should have been.
+the truth becomes what its attention should have been. Made once, kept on disk, used in training:
+
+    wanted = surrogates(net, train, out / "surrogates", Grids(500, scale=2), search=refine)
+    ...
+    attention = output.looking_at("image").over_heads()
+    loss = mse(attention, fitted(wanted.target(batch.ids).to(device), attention))
 """
 
 from overt.supervise.surrogate.kept import Surrogates
