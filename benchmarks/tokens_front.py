@@ -373,7 +373,7 @@ def joined(out: Path) -> None:
             },
         }
     rules = {name: _asked(right, *pair) for name, pair in _questions(right).items()}
-    verdicts = _decided(rules, table)
+    verdicts = _decided(rules, table, clock)
     result = {"command": " ".join(sys.argv), "verdicts": verdicts, "table": table, "rules": rules}
     result["time"] = clock
     files.write_json(out / "results.json", {**result, "seeds": seeds})
@@ -388,7 +388,7 @@ def joined(out: Path) -> None:
 
 
 def _decided(
-    rules: dict[str, dict[str, Any]], table: dict[str, dict[str, Any]]
+    rules: dict[str, dict[str, Any]], table: dict[str, dict[str, Any]], clock: dict[str, Any]
 ) -> dict[str, bool | None]:
     """What the decision rule in the log says; None where nothing was timed."""
 
@@ -419,6 +419,9 @@ def _decided(
         ),
         "less work is less time": all(spent[x] <= 1.15 * cost(x, "megaflops") for x in kept)
         if timed_all
+        else None,
+        "choosing itself costs little": clock[busy]["ratio"]["whole, all kept"] <= 1.10
+        if busy in clock
         else None,
     }
 
