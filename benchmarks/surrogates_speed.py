@@ -30,7 +30,7 @@ from overt.supervise.surrogate import Grids, asking, refine, search
 from overt.supervise.surrogate.draws import chances, keys_of
 from overt.supervise.surrogate.masks import Asked, enlarge
 
-SIDE, WIDTH, ANSWERS, HOPS, MASKS, IMAGES, ROUNDS, CHUNK = 14, 512, 1000, 2, 500, 2, 7, 32
+SIDE, WIDTH, ANSWERS, HOPS, MASKS, IMAGES, ROUNDS, CHUNK = 14, 512, 1000, 2, 500, 2, 5, 32
 PASS = {"loop": 3.0, "loop_without_repeats": 4.5, "masks": 30.0}
 
 
