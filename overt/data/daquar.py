@@ -3,7 +3,9 @@
 Malinowski and Fritz, "A Multi-World Approach to Question Answering about Real-World Scenes based on
 Uncertain Input", NeurIPS 2014, https://arxiv.org/abs/1410.0210. In `daquar/` lie `data.csv`
 (question, answer, image_id; several answers with commas between), the official lists of photos
-`train_images_list.txt` and `test_images_list.txt`, and `images/imageN.jpg`.
+`train_images_list.txt` and `test_images_list.txt`, and `images/imageN.jpg`. Where there is no
+table, the two files of the first release are read, `qa.894.raw.train.txt` and
+`qa.894.raw.test.txt`: a line `what is on the desk in the image3 ?` and a line of answers in turn.
 """
 
 import csv
@@ -28,6 +30,8 @@ from overt.files import digest
 
 FOLDER = "daquar"
 TABLE, TRAIN_LIST, TEST_LIST = "data.csv", "train_images_list.txt", "test_images_list.txt"
+RAW_TRAIN, RAW_TEST = "qa.894.raw.train.txt", "qa.894.raw.test.txt"
+RAW = re.compile(r"(.+?)\s+(?:in|on)?\s*(?:the\s+)?(image\d+)\s*\?")
 COLUMNS = ("question", "answer", "image_id")
 QUESTIONS = 12_468
 VALIDATION = 80  # photos, with all of their questions
@@ -86,8 +90,13 @@ class Daquar:
     ) -> None:
         self.name, self.split = "daquar", split_of(split)
         self._folder, self._validation, self._keep = root / FOLDER, validation, keep
-        lines = read_table(self._folder / TABLE, questions)
-        train, test = read_split(self._folder, lines)
+        if (self._folder / RAW_TRAIN).is_file() and not (self._folder / TABLE).is_file():
+            self._sources: tuple[str, ...] = (RAW_TRAIN, RAW_TEST)
+            lines, train, test = read_raw(self._folder, questions)
+        else:
+            self._sources = (TABLE, TRAIN_LIST, TEST_LIST)
+            lines = read_table(self._folder / TABLE, questions)
+            train, test = read_split(self._folder, lines)
         chosen, training = self._rows(lines, train, test)
         self._lines = [lines[row] for row in chosen]
         learnt = [lines[row] for row in training]
@@ -100,7 +109,7 @@ class Daquar:
             self.name,
             self.split,
             self._folder / "images",
-            [f"{photo}.jpg" for photo in self._photos],
+            self._files(),
             np.array([place[line.photo] for line in self._lines], dtype=np.int64),
             [line.question for line in self._lines],
             [f"daquar/{row:05d}" for row in chosen],
@@ -124,8 +133,7 @@ class Daquar:
 
     def photos(self, look: Look | None = None) -> PhotoSet:
         """The photos of the split by themselves, each once, to compute features of."""
-        names = [f"{photo}.jpg" for photo in self._photos]
-        return gallery(self.name, self.split, self._folder / "images", names, look)
+        return gallery(self.name, self.split, self._folder / "images", self._files(), look)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The questions at these places, each photo once."""
@@ -145,11 +153,17 @@ class Daquar:
         if self._digest is None:
             about = f"daquar {self.split} {self._validation} {len(self)} {len(self.classes)}"
             found = hashlib.sha256(about.encode())
-            for name in (TABLE, TRAIN_LIST, TEST_LIST):
+            for name in self._sources:
                 found.update(digest(self._folder / name).encode())
             found.update(self._asked.digest_photos().encode())
             self._digest = found.hexdigest()
         return self._digest
+
+    def _files(self) -> list[str]:
+        """The names of the photos; the first release has PNGs."""
+        first = self._folder / "images" / f"{self._photos[0]}.png"
+        ending = "png" if first.is_file() else "jpg"
+        return [f"{photo}.{ending}" for photo in self._photos]
 
     def _rows(
         self, lines: Sequence[Line], train: list[int], test: list[int]
@@ -186,6 +200,29 @@ def read_table(path: Path, questions: int | None = QUESTIONS) -> list[Line]:
     if questions is not None and len(found) != questions:
         raise Damaged(f"{path} has {len(found)} questions, not {questions}; get it again.")
     return found
+
+
+def read_raw(
+    folder: Path, questions: int | None = QUESTIONS
+) -> tuple[list[Line], list[int], list[int]]:
+    """The lines of the first release, and the rows of the training and of the test part."""
+    lines: list[Line] = []
+    parts: list[list[int]] = []
+    for name in (RAW_TRAIN, RAW_TEST):
+        found = read_lines(folder / name)
+        parts.append(list(range(len(lines), len(lines) + len(found) // 2)))
+        for number in range(0, len(found), 2):
+            asked = RAW.fullmatch(found[number])
+            if asked is None or number + 1 == len(found):
+                raise Damaged(
+                    f"{folder / name}: line {number + 1} is not a question about an image with an "
+                    f"answer below it: {found[number]!r:.40}."
+                )
+            row = (asked[1], found[number + 1], asked[2])
+            lines.append(_line(folder / name, number + 2, row))
+    if questions is not None and len(lines) != questions:
+        raise Damaged(f"{folder} has {len(lines)} questions, not {questions}; get it again.")
+    return lines, parts[0], parts[1]
 
 
 def read_split(folder: Path, lines: Sequence[Line]) -> tuple[list[int], list[int]]:

@@ -87,6 +87,33 @@ def test_the_photos_by_themselves(tmp_path, write_photo):
     assert alone.batch([0]).images.shape == (1, 3, 2, 2)
 
 
+def test_the_first_release_is_the_same_set(tmp_path, write_photo):
+    folder = write(tmp_path, write_photo)
+    table = small(tmp_path, "train+val", keep=any_number)
+    before = table.digest()
+    lines: dict[str, list[str]] = {daquar.RAW_TRAIN: [], daquar.RAW_TEST: []}
+    for line in read_table(folder / daquar.TABLE, None):
+        part = daquar.RAW_TEST if line.photo == "image5" else daquar.RAW_TRAIN
+        lines[part] += [f"{line.question} in the {line.photo} ?", ", ".join(line.answers)]
+    for name, some in lines.items():
+        (folder / name).write_text("\n".join(some) + "\n")
+    (folder / daquar.TABLE).unlink()
+    raw = small(tmp_path, "train+val", keep=any_number)
+    ours, theirs = raw.batch(range(len(raw))), table.batch(range(len(table)))
+    assert ours.text.texts == theirs.text.texts and ours.references == theirs.references
+    assert ours.labels.tolist() == theirs.labels.tolist() and raw.digest() != before
+    for photo in (folder / "images").glob("*.jpg"):
+        photo.rename(photo.with_suffix(".png"))
+    assert small(tmp_path, "test").photo_ids([0]) == ("daquar/image5.png",)
+    for broken in ("what is it ?\ncup\n", "what is it in the image1 ?\n"):
+        (folder / daquar.RAW_TEST).write_text(broken)
+        with pytest.raises(Damaged, match=r"test\.txt: line 1 is not a question"):
+            small(tmp_path)
+    (folder / daquar.RAW_TEST).unlink()
+    with pytest.raises(BadInput, match=r"test\.txt is missing"):
+        small(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("question", "expected"),
     [
