@@ -1,28 +1,19 @@
-import itertools
-import math
-
 import numpy as np
 import pytest
 import torch
 
-from overt.data.sortclevr import (
+from overt.data.shapes import (
     ANSWERS,
-    APART,
     COLOURS,
-    HALF,
     KINDS,
     NAMES,
     PLAIN,
     RELATION_OF,
     RELATIONAL,
-    SIDE,
     TERNARY,
-    SortOfClevr,
-    Things,
-    ambiguous,
-    place,
     render,
 )
+from overt.data.sortclevr import SortOfClevr
 from overt.data.source import Source
 from overt.data.vocabulary import UNKNOWN, Vocabulary
 from overt.errors import BadInput
@@ -40,124 +31,6 @@ DIGEST = "253949b1a4847c4a"
 @pytest.fixture(scope="module")
 def small() -> SortOfClevr:
     return SortOfClevr("val", seed=3, count=60, relations=ALL)
-
-
-def slow_answer(kind: str, a: int, b: int, things: list[tuple[int, int, bool]]) -> tuple[str, set]:
-    """The answer and the deciding things, thing by thing, with angles and lengths as they are."""
-    y, x, disc = things[a]
-    others = [number for number in range(6) if number != a]
-    third = [number for number in others if number != b]
-
-    def far(one: int, other: int) -> float:
-        return math.dist(things[one][:2], things[other][:2])
-
-    def shape(one: int) -> str:
-        return "circle" if things[one][2] else "rectangle"
-
-    def angle(at: int, one: int, other: int) -> float:
-        p, q, r = far(at, one), far(at, other), far(one, other)
-        return math.degrees(math.acos(max(-1.0, min(1.0, (p * p + q * q - r * r) / (2 * p * q)))))
-
-    if kind == "shape":
-        return shape(a), {a}
-    if kind == "left":
-        return ("yes" if x < 37.5 else "no"), {a}
-    if kind == "top":
-        return ("yes" if y < 37.5 else "no"), {a}
-    if kind == "closest":
-        best = min(others, key=lambda one: far(a, one))
-        return shape(best), {a, best}
-    if kind == "furthest":
-        best = max(others, key=lambda one: far(a, one))
-        return shape(best), {a, best}
-    if kind == "count":
-        alike = {one for one in range(6) if things[one][2] == disc}
-        return str(len(alike)), alike
-    if kind == "between":
-        found = {
-            c
-            for c in third
-            if min(y, things[b][0]) <= things[c][0] <= max(y, things[b][0])
-            and min(x, things[b][1]) <= things[c][1] <= max(x, things[b][1])
-        }
-        return str(len(found)), found | {a, b}
-    if kind == "in line":
-        found = set()
-        for c in third:  # walk along the segment without its ends
-            t = sum(
-                (things[c][i] - things[a][i]) * (things[b][i] - things[a][i]) for i in (0, 1)
-            ) / (far(a, b) ** 2)
-            foot = [things[a][i] + t * (things[b][i] - things[a][i]) for i in (0, 1)]
-            if 0 < t < 1 and math.dist(foot, things[c][:2]) <= HALF + 1e-9:
-                found.add(c)
-        return ("yes" if found else "no"), found | {a, b}
-    found = set()
-    for c in third:
-        largest = max(angle(a, b, c), angle(b, a, c), angle(c, a, b))
-        if 90 + 1e-6 < largest < 180 - 1e-6:
-            found.add(c)
-    return str(len(found)), found | {a, b}
-
-
-def test_every_answer_and_its_reasons_agree_with_a_slow_copy(small):
-    for scene in range(len(small.things)):
-        things = [
-            (int(y), int(x), bool(disc))
-            for (y, x), disc in zip(
-                small.things.centres[scene], small.things.circles[scene], strict=True
-            )
-        ]
-        for place_ in range(30):
-            kind = KINDS[small.questions.kinds[scene, place_]]
-            a, b = small.questions.first[scene, place_], small.questions.second[scene, place_]
-            answer, deciding = slow_answer(kind, int(a), int(b), things)
-            assert small.classes[small.questions.answers[scene, place_]] == answer
-            assert set(np.flatnonzero(small.questions.deciding[scene, place_])) == deciding
-
-
-def midpoint_disc(radius: int) -> set[tuple[int, int]]:
-    """The pixels that the midpoint algorithm's circle fills, line by line."""
-    filled = set()
-    x, y, error = 0, radius, 1 - radius
-    while x <= y:
-        for dy, dx in ((y, x), (x, y), (-y, x), (-x, y)):
-            filled |= {(dy, at) for at in range(-dx, dx + 1)}
-        if error < 0:
-            error += 2 * x + 3
-        else:
-            error += 2 * (x - y) + 5
-            y -= 1
-        x += 1
-    return filled
-
-
-def test_pictures_agree_with_a_slow_copy(small):
-    things = small.things.at(np.arange(5))
-    disc = midpoint_disc(HALF)
-    square = set(itertools.product(range(-HALF, HALF + 1), repeat=2))
-    for scene, picture in enumerate(render(things)):
-        expected = np.full((SIDE, SIDE, 3), 255, dtype=np.uint8)
-        for number, colour in enumerate(COLOURS.values()):
-            y, x = things.centres[scene, number]
-            for dy, dx in disc if things.circles[scene, number] else square:
-                expected[y + dy, x + dx] = colour
-        assert np.array_equal(picture.transpose(1, 2, 0), expected)
-
-
-def test_centres_are_apart_and_things_inside():
-    found = place(300, np.random.RandomState(0))
-    centres = found.centres
-    assert centres.min() >= HALF and centres.max() < SIDE - HALF
-    distances = np.sqrt(((centres[:, :, None] - centres[:, None]) ** 2).sum(-1))
-    assert distances[:, ~np.eye(6, dtype=bool)].min() >= APART
-    assert not ambiguous(found).any()
-
-
-def test_two_things_equally_close_are_ambiguous_only_when_their_shapes_differ():
-    centres = np.array([[[35, 35], [35, 20], [35, 50], [60, 8], [66, 66], [8, 60]]])
-    for disc, expected in ((True, True), (False, False)):
-        circles = np.array([[False, disc, False, False, False, False]])
-        assert bool(ambiguous(Things(centres, circles))[0]) == expected
 
 
 def test_no_question_is_asked_twice_of_a_picture(small):
