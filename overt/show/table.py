@@ -57,7 +57,8 @@ def columns(results: Sequence[Mapping[str, Any]]) -> list[Column]:
     attention; then pointing, mass inside, rank correlation, seconds, and the rest. Where runs have
     different tasks the first column is called "task score" and each cell names its measure. The
     best of a column is marked where at least two runs measured the same thing on the same split.
-    What a chart of `groups` shows, such as `jaccard_8x8` in that of `jaccard`, is no column.
+    What a chart of `groups` shows, such as `jaccard_8x8` in that of `jaccard`, is no column, unless
+    a paper states it.
     """
     ours = [_measures(one, "ours") for one in results]
     paper = [_measures(one, "paper") for one in results]
@@ -68,7 +69,7 @@ def columns(results: Sequence[Mapping[str, Any]]) -> list[Column]:
         for one in results
         for measure, by_group in _tables(one.get("groups"))
         for group, _ in _tables(by_group)
-    }
+    } - {name for one in paper for name in one}
     rest = [name for name in names if name not in {*tasks, *drawn} and not _is_seconds(name)]
     lists = [tasks] if any(tasks) else []
     lists += [

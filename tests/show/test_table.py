@@ -143,6 +143,9 @@ def test_what_a_chart_shows_is_no_column() -> None:
     one["groups"] = {"jaccard": {name: {"value": 0.5, "n": 1} for name in ("8x8", "joined")}}
     assert [column.title for column in columns([one])] == ["Accuracy", "Jaccard other", "Entropy"]
     assert list(groups([one])) == ["Jaccard"]
+    one["paper"] = {"jaccard_joined": {"value": 0.4, "source": "figure 9"}}
+    titles = [column.title for column in columns([one])]
+    assert titles == ["Accuracy", "Jaccard joined", "Jaccard other", "Entropy"]
 
 
 def test_direction_is_also_read_from_higher_is_better() -> None:
