@@ -58,18 +58,18 @@ def everything(asked: Asked, judging: Judging) -> Noted:
     """All that the settings ask for, one number an item each."""
     if not len(asked):
         return {}
-    noted: Noted = {}
+    found: Noted = {}
     if judging.fgsm:
-        noted |= fooled_by_fgsm(asked.model, asked.first(judging.fgsm))
+        found |= fooled_by_fgsm(asked.model, asked.first(judging.fgsm))
     if judging.pgd:
-        noted |= fooled_by_pgd(asked.model, asked.first(judging.pgd), judging.restarts)
+        found |= fooled_by_pgd(asked.model, asked.first(judging.pgd), judging.restarts)
     if judging.views:
-        noted |= under_crops(asked, judging.views)
+        found |= under_crops(asked, judging.views)
     if judging.swap:
-        noted |= other_queries(asked.model, asked.batches)
+        found |= other_queries(asked.model, asked.batches)
     if judging.segment and asked.masks is not None:
-        noted |= segmented(asked)
-    return noted
+        found |= segmented(asked)
+    return found
 
 
 # --- figure 6: attacks

@@ -120,15 +120,15 @@ def found_by(maps: Maps, masks: Bool[Tensor, "b y x"]) -> Noted:
     """
     layout = grid(masks.shape[1], masks.shape[2])
     truth = AttentionMap.from_cells(masks.flatten(1).double(), layout)
-    noted: Noted = {}
+    found: Noted = {}
     for name, one in maps.items():
         positive = AttentionMap.from_cells(one.clamp_min(0).flatten(1), layout)
         for function, word in ((measure.pointing_game, "pointing"), (measure.mass_inside, "mass")):
-            noted[f"{word}_{name}"] = function.measure, function(positive, truth)
+            found[f"{word}_{name}"] = function.measure, function(positive, truth)
         if name != "uniform":
             shape = measure.binarised(one)
-            noted[f"jaccard_{name}"] = measure.jaccard.measure, measure.jaccard(shape, masks)
-    return noted
+            found[f"jaccard_{name}"] = measure.jaccard.measure, measure.jaccard(shape, masks)
+    return found
 
 
 def labels_of(batches: Sequence[Batch]) -> Int[Tensor, " n"]:
