@@ -1,6 +1,6 @@
 """What attention should be, and how far from it we are."""
 
-from overt.supervise import placebo, surrogate
+from overt.supervise import grounding, placebo, surrogate
 from overt.supervise.adversary import Discriminator, deceive, tell_apart
 from overt.supervise.distributions import (
     coral,
@@ -40,6 +40,7 @@ __all__ = [
     "fitted",
     "gaussians",
     "grad_cam",
+    "grounding",
     "kl",
     "known",
     "mmd",
