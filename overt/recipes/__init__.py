@@ -9,7 +9,7 @@ from overt.recipes.recipe import Recipe
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
     """Every recipe by name, in the order in which they are listed."""
-    from overt.recipes import baselines, ltpa, scenes
+    from overt.recipes import baselines, ltpa, scenes, ssa
 
     every: tuple[Callable[[], Recipe], ...] = (
         scenes.scenes_question,
@@ -25,6 +25,14 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
         ltpa.ltpa_svhn,
         ltpa.ltpa_cub,
         ltpa.ltpa_scenes,
+        ssa.ssa_trec,
+        ssa.ssa_minilm,
+        ssa.ssa_cifar10,
+        ssa.ssa_easyvqa,
+        ssa.ssa_daquar,
+        ssa.ssa_yelp,
+        ssa.ssa_vqa,
+        ssa.ssa_scenes,
     )
     return {make().name: make for make in every}
 

@@ -25,7 +25,7 @@ COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks"
 
 def tables() -> dict[str, Table]:
     """Every table by name."""
-    from overt.recipes import baselines, ltpa_tables, scenes
+    from overt.recipes import baselines, ltpa_tables, scenes, ssa_tables
 
     attention = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")
     every = (
@@ -54,6 +54,7 @@ def tables() -> dict[str, Table]:
             ("accuracy", "deletion", "entropy"),
         ),
         *ltpa_tables.tables(),
+        *ssa_tables.tables(),
     )
     return {table.name: table for table in every}
 
