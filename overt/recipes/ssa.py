@@ -355,6 +355,7 @@ def ssa_easyvqa() -> SsaRecipe:
         "easy-VQA, attention taught by its own best look",
         Questions(Files.EASY_VQA, size=64),
         AskModel(dropout=0.1),
+        Surrogate(search=Search.REFINE),
         train=Train(epochs=12, batch=256, rate=4e-3, decay=1e-3, save_every=1000),
     )
 
@@ -412,5 +413,6 @@ def ssa_scenes() -> SsaRecipe:
         "questions about scenes, attention taught by its own best look and held against the truth",
         Scenes(),
         AskModel(),
+        Surrogate(search=Search.REFINE),
         train=Train(epochs=10, batch=32, rate=4e-3, decay=1e-3, save_every=1000),
     )

@@ -239,7 +239,7 @@ def _asked(
     train, held, test = parts
     classes = train.data.classes
     judges = Judge(held, classes, portion=128), Judge(test, classes, portion=128)
-    opened = Opened(train if resident is None else resident, *judges)
+    opened = Opened(train, *judges) if resident is None else Opened(resident, *judges, batch=1024)
 
     def make() -> nn.Module:
         vocabulary = train.data.reader.size
