@@ -10,8 +10,10 @@ from overt.models.aggregate import (
 )
 from overt.models.attached import Attached, attach
 from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN
+from overt.models.efficientnet import EfficientNetLite, efficientnet_lite
 from overt.models.eyes import CachedEye, Eye, PlacedEye, TrainedEye
 from overt.models.finetuned import TextTransformer, finetune
+from overt.models.frozen import Frozen
 from overt.models.han import (
     HAN,
     Decision,
@@ -112,7 +114,9 @@ __all__ = [
     "Cells",
     "Decision",
     "Decoder",
+    "EfficientNetLite",
     "Eye",
+    "Frozen",
     "HardAttention",
     "Kept",
     "Level",
@@ -167,6 +171,7 @@ __all__ = [
     "concat",
     "dot",
     "drawn",
+    "efficientnet_lite",
     "every",
     "finetune",
     "fused",
