@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from overt import measure
 from overt.attention import AttentionMap
 from overt.data.batch import Batch
 from overt.measure.measured import Measure
-from overt.recipes.evaluation import Judge, Noted, also, noted, valued
-from overt.recipes.experiment import Evaluation, Value
+from overt.recipes.evaluation import Judge, Noted, also, noted
+from overt.recipes.experiment import Evaluation, Value, direction
 from overt.recipes.ssa_stages import Stages
 from overt.recipes.ssa_teaching import everything
 from overt.supervise import Surrogates
@@ -24,7 +25,7 @@ from overt.supervise.surrogate import mean
 from overt.supervise.surrogate.look import resting
 from overt.supervise.targets import fitted
 
-CARRIED = 200  # samples whose exact earth mover's distance on a grid is computed: each is a search
+CARRIED = 100  # samples whose exact earth mover's distance on a grid is computed: each is a search
 SEARCHED = 2000  # training samples on which what was found is held against the truth
 
 CHANCE = Measure("probability of the truth", "probability", True, 0.0, 1.0)
@@ -146,12 +147,19 @@ def _of_search(stages: Stages) -> dict[str, Value]:
         }
         rows |= noted(_surrogates_against_truth(stages, found, name))
         ours |= {
-            f"{key}{tail}": valued(declared, values, "train")
+            f"{key}{tail}": _mean(declared, values)
             for key, (declared, values) in rows.items()
             if not torch.isnan(values).all()
         }
     ours["search_seconds"] = Value(stages.seconds, "seconds", "lower", "train", 1)
     return ours
+
+
+def _mean(declared: Measure, values: Tensor) -> Value:
+    """A mean over training samples. It describes them and is not drawn anew."""
+    there = values[~values.isnan()].double()
+    towards = direction(declared.higher_is_better)
+    return Value(float(there.mean()), declared.unit, towards, "train", len(there))
 
 
 def _surrogates_against_truth(stages: Stages, found: Surrogates, name: str) -> Iterator[Noted]:
