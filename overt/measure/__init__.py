@@ -1,7 +1,7 @@
 """Numbers: one a sample, with what they mean. See `Measure`, and `statistics` for means."""
 
 from overt.data.answers import vqa_scores
-from overt.measure.agreement import js, kl, spearman
+from overt.measure.agreement import cc, js, kendall, kl, sim, spearman
 from overt.measure.answers import (
     accuracy,
     by_group,
@@ -13,7 +13,7 @@ from overt.measure.answers import (
 )
 from overt.measure.calibration import Reliability, equal_mass, equal_width, reliability
 from overt.measure.consistency import of_others, view_consistency
-from overt.measure.controls import shuffled, uniform
+from overt.measure.controls import centre, mean_of_others, random_map, shuffled, uniform
 from overt.measure.faithfulness import (
     Contrast,
     Removed,
@@ -59,14 +59,19 @@ from overt.measure.segmentation import (
     product,
     root_of_product,
 )
-from overt.measure.shape import effective_support, entropy
+from overt.measure.shape import effective_support, entropy, gini, head_redundancy, hoyer, sink_mass
 from overt.measure.statistics import (
     Interval,
     Spread,
+    benjamini_hochberg,
     bootstrap,
+    effect_size,
+    holm,
     mean,
     over_seeds,
     paired,
+    permutation_test,
+    superiority,
     two_level,
     two_level_difference,
 )
@@ -101,16 +106,20 @@ __all__ = [
     "anyone",
     "as_they_are",
     "attacked",
+    "benjamini_hochberg",
     "binarised",
     "bootstrap",
     "by_group",
     "by_layer_and_head",
+    "cc",
+    "centre",
     "chance",
     "combined",
     "combined_on_photos",
     "contrast",
     "cross_validated",
     "deletion",
+    "effect_size",
     "effective_support",
     "emd",
     "entropy",
@@ -119,11 +128,16 @@ __all__ = [
     "fgsm",
     "flips",
     "fooling",
+    "gini",
     "grounding_accuracy",
     "grounding_mass",
+    "head_redundancy",
+    "holm",
+    "hoyer",
     "insertion",
     "jaccard",
     "js",
+    "kendall",
     "kl",
     "located",
     "lost_margin",
@@ -132,6 +146,7 @@ __all__ = [
     "mass_cells",
     "mass_inside",
     "mean",
+    "mean_of_others",
     "measured",
     "moved",
     "of_others",
@@ -140,21 +155,26 @@ __all__ = [
     "paired",
     "partners",
     "per_class",
+    "permutation_test",
     "pgd",
     "pointing_at_boxes",
     "pointing_game",
     "product",
     "random_cells",
+    "random_map",
     "reach",
     "reachable",
     "reliability",
     "removed",
     "root_of_product",
     "shuffled",
+    "sim",
+    "sink_mass",
     "soft_accuracy",
     "spearman",
     "standardised",
     "still",
+    "superiority",
     "support",
     "swapped",
     "top_cells",

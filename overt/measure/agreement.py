@@ -6,25 +6,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap
 from overt.measure.measured import Measured, defined, measured, rows, shares
-
-
-def average_ranks(values: Float[Tensor, "b k"], seen: Bool[Tensor, "b k"]) -> Float[Tensor, "b k"]:
-    """The rank of each visible value in its row, from 1; equal values share the mean of theirs.
-
-    >>> seen = torch.tensor([[True, False, True, True]])
-    >>> average_ranks(torch.tensor([[0.5, 9.0, 0.1, 0.5]]), seen)
-    tensor([[2.5000, 0.0000, 1.0000, 2.5000]], dtype=torch.float64)
-    """
-    ordered, order = values.double().masked_fill(~seen, torch.inf).sort(dim=-1)
-    starts = torch.ones_like(ordered, dtype=torch.bool)
-    starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    group = starts.cumsum(dim=-1) - 1
-    place = torch.arange(1, values.shape[1] + 1, device=values.device).to(ordered)
-    places = place.expand_as(ordered)
-    total = torch.zeros_like(ordered).scatter_add(-1, group, places)
-    count = torch.zeros_like(ordered).scatter_add(-1, group, torch.ones_like(ordered))
-    shared = (total / count.clamp_min(1)).gather(-1, group)
-    return torch.zeros_like(ordered).scatter(-1, order, shared).masked_fill(~seen, 0)
+from overt.measure.ranks import average_ranks, pairs
 
 
 @measured("Spearman", "correlation", higher_is_better=True, low=-1.0, high=1.0)
@@ -35,6 +17,40 @@ def spearman(attention: AttentionMap, truth: AttentionMap) -> Measured:
     """
     ours, theirs, seen = rows(attention, truth)
     return correlation(average_ranks(ours, seen), average_ranks(theirs, seen), seen)
+
+
+@measured("Kendall", "correlation", higher_is_better=True, low=-1.0, high=1.0)
+def kendall(attention: AttentionMap, truth: AttentionMap) -> Measured:
+    """Tau-b over the visible keys: how many more pairs are ordered alike than not, ties apart.
+
+    `(P - Q) / sqrt((n0 - n1) (n0 - n2))` of n0 pairs, of which n1 tie in the map and n2 in the
+    truth (Kendall 1945). Not defined where either map is constant: it orders nothing.
+    """
+    ours, theirs, seen = rows(attention, truth)
+    discordant, tied, also_tied, both_tied = pairs(ours, theirs, seen)
+    count = seen.sum(dim=-1)
+    every = count * (count - 1) // 2
+    more = every - tied - also_tied + both_tied - 2 * discordant
+    scale = ((every - tied).double() * (every - also_tied).double()).sqrt()
+    return defined((more / torch.where(scale > 0, scale, 1)).clamp(-1, 1), scale > 0)
+
+
+@measured("CC", "correlation", higher_is_better=True, low=-1.0, high=1.0)
+def cc(attention: AttentionMap, truth: AttentionMap) -> Measured:
+    """Pearson's correlation of the weights over the visible keys, as saliency is judged by.
+
+    Not defined where either map is constant.
+    """
+    ours, theirs, seen = rows(attention, truth)
+    return correlation(ours, theirs, seen)
+
+
+@measured("SIM", "share", higher_is_better=True, low=0.0, high=1.0)
+def sim(attention: AttentionMap, truth: AttentionMap) -> Measured:
+    """`sum_k min(a, t)`: what two distributions have in common. One less it is `moved`."""
+    ours, theirs = _distributions(attention, truth)
+    common = torch.minimum(ours, theirs).sum(dim=-1)
+    return defined(common.clamp_max(1), _both(ours, theirs))
 
 
 def correlation(

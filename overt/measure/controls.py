@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import torch
 from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind
 
@@ -13,6 +15,57 @@ def uniform(like: AttentionMap) -> AttentionMap:
     seen = rearrange(like.visible, "b q k -> b 1 1 q k").to(like.values.dtype)
     even = replace(like, values=seen.expand_as(like.values), kind=Kind.AMOUNT, form=Form.PLAIN)
     return even.normalize()
+
+
+def random_map(like: AttentionMap, generator: torch.Generator) -> AttentionMap:
+    """A distribution over the visible keys drawn at random, all distributions being as likely."""
+    drawn = torch.empty(like.values.shape, device=generator.device)
+    drawn.exponential_(generator=generator)  # n of these as shares are uniform on the simplex
+    return _given(like, drawn)
+
+
+def centre(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
+    """A Gaussian in the middle of the picture, wherever the picture is: people look there anyway.
+
+    Its deviation is `spread` times each side of the picture. Words have a middle too.
+    """
+    if spread <= 0:
+        raise ValueError(f"a spread of {spread} has no width; take a share of the side above 0")
+    spans = like.keys.spans
+    if len(spans) != 1 or len(spans[0]) != len(like.keys):
+        raise ValueError(
+            f"only cells of one picture or words of one text have a middle, not keys of "
+            f"{[span.name for span in spans]}; take .between(query, key) first"
+        )
+    heights = [_bell(side, spread) for side in spans[0].shape]
+    bell = heights[0]
+    for more in heights[1:]:
+        bell = rearrange(bell, "n -> n 1") * more
+        bell = bell.flatten()
+    return _given(like, bell.expand(like.values.shape))
+
+
+def mean_of_others(maps: AttentionMap) -> AttentionMap:
+    """For each sample the mean of all other samples' maps: where one looks whatever is shown.
+
+    Made of people's densities it is the centre bias of a data set, and never holds the sample that
+    is judged by it.
+    """
+    if len(maps) < 2:
+        raise ValueError("a mean of other samples needs two samples at least")
+    weights = maps.normalize().weights.double()
+    rest = (weights.sum(dim=0, keepdim=True) - weights).clamp_min(0)
+    return _given(maps, rest)
+
+
+def _bell(side: int, spread: float) -> Float[Tensor, " n"]:
+    place = (torch.arange(side) + 0.5) / side - 0.5
+    return (-(place.square()) / (2 * spread**2)).exp()
+
+
+def _given(like: AttentionMap, weights: Float[Tensor, "b l h q k"]) -> AttentionMap:
+    values = weights.to(like.weights)
+    return replace(like, values=values, kind=Kind.AMOUNT, form=Form.PLAIN).normalize()
 
 
 def shuffled(like: AttentionMap, generator: torch.Generator) -> AttentionMap:

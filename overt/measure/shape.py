@@ -1,8 +1,13 @@
 """How wide is a map, whatever the truth?"""
 
-import torch
+import math
 
-from overt.attention import AttentionMap
+import torch
+from einops import rearrange
+from jaxtyping import Bool
+from torch import Tensor
+
+from overt.attention import AttentionMap, Kind
 from overt.measure.measured import Measured, defined, measured, row, shares
 
 
@@ -24,3 +29,89 @@ def effective_support(attention: AttentionMap) -> Measured:
     weights, _ = row(attention)
     each = shares(weights, attention.kind)
     return defined(1 / each.square().sum(dim=-1), (weights > 0).any(dim=-1)).clamp_min(1)
+
+
+@measured("Gini", "share", higher_is_better=None, low=0.0, high=1.0)
+def gini(attention: AttentionMap) -> Measured:
+    """How unequal the visible keys are: 0 when all are alike, 1 - 1/n when one of n has it all.
+
+    The only one of the usual numbers for sparsity that keeps all six of its axioms (Hurley and
+    Rickard 2009).
+    """
+    weights, seen = row(attention)
+    each = shares(weights, attention.kind)
+    count = seen.sum(dim=-1, keepdim=True)
+    # hidden keys have no weight and come first; ranks start behind them
+    ordered = each.masked_fill(~seen, -1).sort(dim=-1).values.clamp_min(0)
+    hidden = seen.shape[-1] - count
+    rank = torch.arange(1, seen.shape[-1] + 1, device=seen.device) - hidden
+    unequal = ((2 * rank - count - 1) * ordered).sum(dim=-1) / count[:, 0].clamp_min(1)
+    return defined(unequal.clamp(0, 1), (weights > 0).any(dim=-1))
+
+
+@measured("Hoyer", "share", higher_is_better=None, low=0.0, high=1.0)
+def hoyer(attention: AttentionMap) -> Measured:
+    """`(sqrt n - |a|_1 / |a|_2) / (sqrt n - 1)`: 0 for n keys alike, 1 for one (Hoyer 2004, eq. 2).
+
+    Not defined where only one key may be seen.
+    """
+    weights, seen = row(attention)
+    each = shares(weights, attention.kind)
+    root = seen.sum(dim=-1).double().sqrt()
+    sparse = (root - 1 / each.norm(dim=-1)) / torch.where(root > 1, root - 1, 1)
+    return defined(sparse.clamp(0, 1), (weights > 0).any(dim=-1) & (root > 1))
+
+
+# --- of all layers, heads and queries at once
+
+
+@measured("sink mass", "share", higher_is_better=None, low=0.0, high=1.0)
+def sink_mass(attention: AttentionMap, sinks: Bool[Tensor, "b k"]) -> Measured:
+    """The share of the attention that falls on `sinks`, a mean over layers, heads and queries.
+
+    Which keys are sinks is told from outside: the first token, separators, registers, or what
+    `overt.capture.derived.find_sinks` finds. Rows without weight do not count.
+    """
+    weights = attention.weights.double()
+    total = weights.sum(dim=-1)
+    if attention.kind is Kind.SIGNED:
+        raise ValueError("signed weights have no shares; take their positive part first")
+    there = total > 0
+    taken = (weights * rearrange(sinks, "b k -> b 1 1 1 k")).sum(dim=-1)
+    each = torch.where(there, taken / torch.where(there, total, 1), 0)
+    count = there.sum(dim=(1, 2, 3))
+    return defined(each.sum(dim=(1, 2, 3)) / count.clamp_min(1), count > 0).clamp(0, 1)
+
+
+@measured("head redundancy", "share", higher_is_better=None, low=0.0, high=1.0)
+def head_redundancy(attention: AttentionMap) -> Measured:
+    """How alike the heads of a layer are: 1 less their divergence, over pairs, layers and queries.
+
+    The divergence is Jensen and Shannon's as a share of ln 2: 1 when all heads look alike, 0 when
+    no two share a key. Rows in which either head has no weight do not count.
+    """
+    if attention.kind is Kind.SIGNED:
+        raise ValueError("signed weights have no shares; take their positive part first")
+    heads = attention.values.shape[2]
+    if heads < 2:
+        raise ValueError("a layer of one head has none to compare it with")
+    each = attention.normalize().weights.double().unbind(dim=2)
+    total = torch.zeros(len(attention), dtype=torch.float64, device=attention.values.device)
+    count = torch.zeros_like(total)
+    for at, first in enumerate(each):
+        for second in each[:at]:
+            there = (first.sum(dim=-1) > 0) & (second.sum(dim=-1) > 0)
+            alike = 1 - _divergence(first, second) / math.log(2)
+            total += torch.where(there, alike, 0).sum(dim=(1, 2))
+            count += there.sum(dim=(1, 2))
+    return defined(total / count.clamp_min(1), count > 0).clamp(0, 1)
+
+
+def _divergence(first: Tensor, second: Tensor) -> Tensor:
+    """Jensen and Shannon's divergence along the last axis, in nats."""
+    middle = (first + second) / 2
+    return (_nats(middle) - (_nats(first) + _nats(second)) / 2).clamp_min(0)
+
+
+def _nats(each: Tensor) -> Tensor:
+    return -torch.where(each > 0, each * torch.where(each > 0, each, 1).log(), 0).sum(dim=-1)

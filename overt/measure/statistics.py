@@ -47,10 +47,22 @@ def over_seeds(values: Float[Tensor, "s b"]) -> Spread:
 
 
 def bootstrap(
-    values: Float[Tensor, " b"], seed: int = 0, draws: int = 2000, confidence: float = 0.95
+    values: Float[Tensor, " b"],
+    seed: int = 0,
+    draws: int = 2000,
+    confidence: float = 0.95,
+    clusters: Sequence[str] | None = None,
 ) -> Interval:
-    """The mean and its interval over samples drawn anew."""
+    """The mean and its interval over samples drawn anew.
+
+    With `clusters` whole clusters are drawn: samples that share an image are no news of each other,
+    and taken one by one they make an interval too narrow.
+    """
     there = values.detach().double().cpu()
+    if clusters is not None:
+        named = _cluster_of(clusters, len(there))[~there.isnan()].tolist()
+        whole = there[~there.isnan()][None]
+        return two_level(whole, seed, draws, confidence, [str(at) for at in named])
     there = there[~there.isnan()]
     generator = _generator(seed)
     means = [there[_draw(len(there), some, generator)].mean(dim=1) for some in _parts(there, draws)]
@@ -65,10 +77,12 @@ def paired(
     seed: int = 0,
     draws: int = 2000,
     confidence: float = 0.95,
+    clusters: Sequence[str] | None = None,
 ) -> Interval:
     """The mean of `first - second` over the same samples, matched by id.
 
     Far narrower than two intervals side by side, because what makes a sample hard is in both.
+    `clusters` are those of the first, as in `bootstrap`.
     """
     place = _places(second_ids, second)
     _places(first_ids, first)
@@ -80,21 +94,26 @@ def paired(
         )
     order = torch.tensor([place[name] for name in first_ids], dtype=torch.long)
     difference = first.detach().double().cpu() - second.detach().double().cpu()[order]
-    return bootstrap(difference, seed, draws, confidence)
+    return bootstrap(difference, seed, draws, confidence, clusters)
 
 
 def two_level(
-    values: Float[Tensor, "s b"], seed: int = 0, draws: int = 2000, confidence: float = 0.95
+    values: Float[Tensor, "s b"],
+    seed: int = 0,
+    draws: int = 2000,
+    confidence: float = 0.95,
+    clusters: Sequence[str] | None = None,
 ) -> Interval:
     """The mean over runs and samples; both are drawn anew, each run on the same drawn samples.
 
     Wider than `bootstrap` of one run as soon as runs differ: it speaks of the method, not of the
-    run at hand.
+    run at hand. `clusters` are as in `bootstrap`.
     """
     generator = _generator(seed)
+    place = None if clusters is None else _cluster_of(clusters, values.shape[1])
     means = []
     for some in _parts(values[0], draws):
-        samples = _counts(values.shape[1], some, generator)
+        samples = _drawn(place, values.shape[1], some, generator)
         means.append(_crossed(values, samples, generator))
     return _interval(_grand_mean(values), torch.cat(means), values.shape[1], confidence)
 
@@ -105,18 +124,131 @@ def two_level_difference(
     seed: int = 0,
     draws: int = 2000,
     confidence: float = 0.95,
+    clusters: Sequence[str] | None = None,
 ) -> Interval:
-    """`first - second` over runs and samples: each has runs of its own, and samples are shared."""
+    """`first - second` over runs and samples: each has runs of its own, and samples are shared.
+
+    `clusters` are as in `bootstrap`.
+    """
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"{first.shape[1]} and {second.shape[1]} samples are not the same samples")
     generator = _generator(seed)
+    place = None if clusters is None else _cluster_of(clusters, first.shape[1])
     differences = []
     for some in _parts(first[0], draws):
-        samples = _counts(first.shape[1], some, generator)
+        samples = _drawn(place, first.shape[1], some, generator)
         ours, theirs = (_crossed(one, samples, generator) for one in (first, second))
         differences.append(ours - theirs)
     middle = _grand_mean(first) - _grand_mean(second)
     return _interval(middle, torch.cat(differences), first.shape[1], confidence)
+
+
+# --- is there a difference, and how large is it?
+
+
+def permutation_test(difference: Float[Tensor, " b"], seed: int = 0, draws: int = 10_000) -> float:
+    """How often chance alone gives a mean as far from 0 as that of these paired differences.
+
+    Two-sided. If nothing told the two apart, every sign could as well be the other one: all signs
+    are tried where that is no more than `draws`, else so many are drawn, and the one at hand is
+    counted among them, so that a p is never 0. NaN without samples.
+    """
+    there = difference.detach().double().cpu()
+    there = there[~there.isnan()]
+    n = len(there)
+    if not n:
+        return math.nan
+    exact = n < 63 and 2**n <= draws
+    generator = _generator(seed)
+    limit = float(there.sum().abs()) * (1 - 1e-9)  # rounding shall not make equals unequal
+    extreme, done = 0, 0
+    for some in _parts(there, 2**n if exact else draws):
+        if exact:
+            numbers = torch.arange(done, done + some)[:, None]
+            signs = 1.0 - 2.0 * ((numbers >> torch.arange(n)) & 1)
+        else:
+            signs = 1.0 - 2.0 * torch.randint(2, (some, n), generator=generator)
+        extreme += int(((signs.double() @ there).abs() >= limit).sum())
+        done += some
+    return extreme / done if exact else (extreme + 1) / (done + 1)
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """P-values corrected for their number: the chance that any at all is found by luck.
+
+    Holm 1979. Ask for p < 0.05 of what comes out. NaN stays NaN and is not counted.
+
+    >>> holm([0.01, 0.04, 0.03])
+    (0.03, 0.06, 0.06)
+    """
+    order, count = _increasing(p_values)
+    found, least = [math.nan] * len(p_values), 0.0
+    for place, at in enumerate(order):
+        least = max(least, min(1.0, (count - place) * p_values[at]))
+        found[at] = least
+    return tuple(found)
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> tuple[float, ...]:
+    """P-values corrected for the share of what is found that is found by luck.
+
+    Benjamini and Hochberg 1995. Less strict than `holm`, for looking through many measures. NaN
+    stays NaN and is not counted.
+    """
+    order, count = _increasing(p_values)
+    found, most = [math.nan] * len(p_values), 1.0
+    for place in reversed(range(count)):
+        most = min(most, p_values[order[place]] * count / (place + 1))
+        found[order[place]] = most
+    return tuple(found)
+
+
+def effect_size(difference: Float[Tensor, " b"]) -> float:
+    """The mean of paired differences in units of their deviation (Cohen's d_z).
+
+    0.2 is called small, 0.5 medium and 0.8 large. NaN where all differences are the same, or fewer
+    than two.
+    """
+    there = difference.detach().double().cpu()
+    there = there[~there.isnan()]
+    deviation = float(there.std()) if len(there) > 1 else 0.0
+    return float(there.mean()) / deviation if deviation > 0 else math.nan
+
+
+def superiority(difference: Float[Tensor, " b"]) -> float:
+    """The share of samples on which the first is above the second, ties by half; 0.5 is even."""
+    there = difference.detach().double().cpu()
+    there = there[~there.isnan()]
+    return float((there > 0).double().mean() + (there == 0).double().mean() / 2)
+
+
+def _increasing(p_values: Sequence[float]) -> tuple[list[int], int]:
+    wrong = [p for p in p_values if not (math.isnan(p) or 0 <= p <= 1)]
+    if wrong:
+        raise ValueError(f"a p-value is from 0 to 1, not {wrong[0]}")
+    there = [at for at, p in enumerate(p_values) if not math.isnan(p)]
+    return sorted(there, key=lambda at: p_values[at]), len(there)
+
+
+# --- drawing
+
+
+def _cluster_of(clusters: Sequence[str], count: int) -> Int[Tensor, " b"]:
+    """The number of the cluster of each sample."""
+    if len(clusters) != count:
+        raise ValueError(f"{count} samples in {len(clusters)} clusters: name one for each sample")
+    number = {name: at for at, name in enumerate(dict.fromkeys(clusters))}
+    return torch.tensor([number[name] for name in clusters], dtype=torch.long)
+
+
+def _drawn(
+    place: Int[Tensor, " b"] | None, count: int, draws: int, generator: torch.Generator
+) -> Float[Tensor, "d b"]:
+    """How often each sample is drawn, by itself or with its cluster."""
+    if place is None:
+        return _counts(count, draws, generator)
+    clusters = int(place.max()) + 1 if count else 0
+    return _counts(clusters, draws, generator)[:, place]
 
 
 def _crossed(

@@ -9,17 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overt.attention import AttentionMap, Form, Kind, words
-from overt.measure import js, kl, spearman
-from overt.measure.agreement import average_ranks, correlation
+from overt.measure import cc, js, kendall, kl, moved, sim, spearman
+from overt.measure.agreement import correlation
 
 
-@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
-def test_spearman_agrees_with_scipy_row_by_row(k, levels, seed):
+@pytest.mark.parametrize(
+    ("ours", "foreign"),
+    [(spearman, scipy.stats.spearmanr), (kendall, scipy.stats.kendalltau)],
+    ids=["spearman", "kendall"],
+)
+@given(st.integers(1, 24), st.integers(1, 5), st.integers(0, 2**31))
+def test_rank_correlations_agree_with_scipy_row_by_row(ours, foreign, k, levels, seed):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 2**levels, (2, 6, k), generator=generator).float()
     seen = torch.rand(2, 6, k, generator=generator) > 0.2
-    ours, theirs = (AttentionMap.from_cells(values[side], words(k), seen[side]) for side in (0, 1))
-    found = spearman(ours, theirs)
+    pair = [AttentionMap.from_cells(values[side], words(k), seen[side]) for side in (0, 1)]
+    found = ours(*pair)
     for b in range(6):
         both = seen[0, b] & seen[1, b]
         first, second = values[0, b][both].numpy(), values[1, b][both].numpy()
@@ -28,21 +33,12 @@ def test_spearman_agrees_with_scipy_row_by_row(k, levels, seed):
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # scipy warns of constant rows
-            expected = scipy.stats.spearmanr(first, second).statistic
+            expected = foreign(first, second).statistic
         assert float(found[b]) == pytest.approx(float(expected), abs=1e-6, nan_ok=True)
 
 
-def test_ranks_agree_with_scipy(generator):
-    values = torch.randint(0, 5, (8, 11), generator=generator).double()
-    seen = torch.rand(8, 11, generator=generator) > 0.3
-    ranks = average_ranks(values, seen)
-    for b in range(8):
-        expected = scipy.stats.rankdata(values[b][seen[b]].numpy())
-        assert ranks[b][seen[b]].tolist() == expected.tolist()
-        assert (ranks[b][~seen[b]] == 0).all()
-
-
-def test_spearman_asks_for_order_alone(generator):
+@pytest.mark.parametrize("measure", [spearman, kendall])
+def test_ranks_ask_for_order_alone(measure, generator):
     """The same map, its logarithm, its square and a signed copy of it all agree perfectly."""
     values = torch.rand(4, 1, 1, 1, 9, generator=generator)
     truth = AttentionMap(values, words(9), kind=Kind.AMOUNT)
@@ -51,9 +47,9 @@ def test_spearman_asks_for_order_alone(generator):
         AttentionMap(values.square(), words(9), kind=Kind.AMOUNT),
         AttentionMap(values - 0.5, words(9), kind=Kind.SIGNED),
     ):
-        torch.testing.assert_close(spearman(other, truth), torch.ones(4))
+        torch.testing.assert_close(measure(other, truth), torch.ones(4))
     opposite = AttentionMap(-values, words(9), kind=Kind.SIGNED)
-    torch.testing.assert_close(spearman(opposite, truth), -torch.ones(4))
+    torch.testing.assert_close(measure(opposite, truth), -torch.ones(4))
 
 
 def test_correlation_agrees_with_scipy(generator):
@@ -87,3 +83,29 @@ def test_divergences_by_hand():
     two = AttentionMap.from_cells(torch.tensor([[0.0, 1.0], [5.0, 5.0]]), words(2))
     torch.testing.assert_close(js(one, two), torch.tensor([math.log(2), 0.0]))
     assert kl(one, two).tolist() == [math.inf, 0.0]
+
+
+def test_long_rows_agree_with_scipy(generator):
+    values = torch.randint(0, 90, (2, 3, 777), generator=generator).float()
+    first, second = (AttentionMap.from_cells(one, words(777)) for one in values)
+    for ours, foreign in ((kendall, scipy.stats.kendalltau), (spearman, scipy.stats.spearmanr)):
+        expected = [float(foreign(*values[:, b].numpy()).statistic) for b in range(3)]
+        torch.testing.assert_close(ours(first, second), torch.tensor(expected))
+
+
+def test_what_is_common_is_what_has_not_moved(generator):
+    first, second = (
+        AttentionMap.from_cells(torch.rand(5, 7, generator=generator), words(7)) for _ in range(2)
+    )
+    torch.testing.assert_close(sim(first, second), 1 - moved(first, second))
+    torch.testing.assert_close(sim(first, first), torch.ones(5))
+
+
+def test_cc_is_that_of_weights_and_not_of_ranks(generator):
+    weights = torch.rand(2, 4, 9, generator=generator)
+    seen = torch.rand(4, 9, generator=generator) > 0.2
+    first, second = (AttentionMap.from_cells(one, words(9), seen) for one in weights)
+    found = cc(first, second)
+    for b in range(4):
+        expected = scipy.stats.pearsonr(weights[0, b][seen[b]], weights[1, b][seen[b]]).statistic
+        assert float(found[b]) == pytest.approx(float(expected), abs=1e-6)

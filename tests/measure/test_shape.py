@@ -1,11 +1,20 @@
 import math
 
 import pytest
+import scipy.spatial.distance
 import scipy.stats
 import torch
 
-from overt.attention import AttentionMap, words
-from overt.measure import effective_support, entropy, uniform
+from overt.attention import AttentionMap, Kind, words
+from overt.measure import (
+    effective_support,
+    entropy,
+    gini,
+    head_redundancy,
+    hoyer,
+    sink_mass,
+    uniform,
+)
 
 
 def test_entropy_agrees_with_scipy_over_visible_keys(generator):
@@ -30,3 +39,77 @@ def test_values_by_hand():
     made = AttentionMap.from_cells(torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.0, 7.0]]), words(3))
     torch.testing.assert_close(entropy(made), torch.tensor([1.5 * math.log(2), 0.0]))
     torch.testing.assert_close(effective_support(made), torch.tensor([1 / 0.375, 1.0]))
+
+
+# --- sparsity
+
+
+def test_gini_is_half_the_mean_difference_over_the_mean(generator):
+    weights = torch.rand(6, 7, generator=generator)
+    weights[:, 2] = 0
+    seen = torch.rand(6, 7, generator=generator) > 0.2
+    found = gini(AttentionMap.from_cells(weights, words(7), seen))
+    for b in range(6):
+        there = weights[b][seen[b]].double()
+        apart = (there[:, None] - there[None, :]).abs().mean()
+        assert float(found[b]) == pytest.approx(float(apart / (2 * there.mean())), abs=1e-6)
+
+
+def test_sparsity_of_flat_and_of_single_maps():
+    seen = torch.tensor([[True] * 5, [True] * 4 + [False], [True] + [False] * 4])
+    weights = torch.tensor([[1.0] * 5, [0, 3.0, 0, 0, 9], [2.0] + [9.0] * 4])
+    made = AttentionMap.from_cells(weights, words(5), seen)
+    torch.testing.assert_close(gini(made), torch.tensor([0.0, 0.75, 0.0]))
+    assert hoyer(made)[:2].tolist() == pytest.approx([0, 1], abs=1e-6)
+    assert hoyer(made)[2].isnan()  # of one key nothing can be said
+
+
+def test_hoyer_by_hand():
+    made = AttentionMap.from_cells(torch.tensor([[3.0, 4.0, 0.0, 0.0]]), words(4))
+    assert float(hoyer(made)) == pytest.approx((2 - 7 / 5) / (2 - 1))
+
+
+# --- all rows of a sample
+
+
+def test_sink_mass_is_the_mean_over_rows_with_weight(generator):
+    seen = torch.ones(2, 3, 4, dtype=torch.bool)
+    seen[1, 2] = False  # a padded query
+    scores = torch.randn(2, 2, 3, 3, 4, generator=generator)
+    made = AttentionMap.from_scores(scores, words(4), words(3), seen)
+    sinks = torch.tensor([[True, False, False, False], [True, False, False, True]])
+    found = sink_mass(made, sinks)
+    first = made.weights[0, ..., 0].mean()
+    second = (made.weights[1, :, :, :2, 0] + made.weights[1, :, :, :2, 3]).mean()
+    torch.testing.assert_close(found, torch.stack([first, second]))
+    signed = AttentionMap(scores, words(4), words(3), kind=Kind.SIGNED)
+    with pytest.raises(ValueError, match="no shares"):
+        sink_mass(signed, sinks)
+
+
+def test_head_redundancy_agrees_with_scipy_pair_by_pair(generator):
+    made = AttentionMap.from_scores(
+        2 * torch.randn(3, 2, 4, 2, 5, generator=generator), words(5), words(2)
+    )
+    found = head_redundancy(made)
+    for b in range(3):
+        alike = []
+        for layer in range(2):
+            for query in range(2):
+                rows = made.weights[b, layer, :, query].double().numpy()
+                alike += [
+                    1 - scipy.spatial.distance.jensenshannon(rows[i], rows[j], base=2) ** 2
+                    for i in range(4)
+                    for j in range(i)
+                ]
+        assert float(found[b]) == pytest.approx(sum(alike) / len(alike), abs=1e-6)
+
+
+def test_heads_that_are_the_same_and_heads_that_share_nothing():
+    same = AttentionMap(torch.eye(4)[[1, 1]].reshape(1, 1, 2, 1, 4), words(4))
+    apart = AttentionMap(torch.eye(4)[[1, 2]].reshape(1, 1, 2, 1, 4), words(4))
+    assert head_redundancy(same).tolist() == [1] and head_redundancy(apart).tolist() == [0]
+    with pytest.raises(ValueError, match="one head"):
+        head_redundancy(same.head(0))
+    blind = AttentionMap(torch.zeros(1, 1, 2, 1, 4), words(4))
+    assert head_redundancy(blind).isnan().all()

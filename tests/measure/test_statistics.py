@@ -7,11 +7,16 @@ import torch
 
 from overt.measure import (
     Interval,
+    benjamini_hochberg,
     bootstrap,
+    effect_size,
+    holm,
     mean,
     over_seeds,
     paired,
+    permutation_test,
     statistics,
+    superiority,
     two_level,
     two_level_difference,
 )
@@ -157,3 +162,93 @@ def test_the_difference_needs_the_same_samples(monkeypatch):
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
     with pytest.raises(ValueError, match="4 and 5 samples"):
         two_level_difference(torch.zeros(2, 4), torch.zeros(2, 5))
+
+
+# --- clusters
+
+
+def test_clusters_of_one_are_samples(generator):
+    values = torch.rand(40, generator=generator)
+    alone = [str(at) for at in range(40)]
+    ours, plain = bootstrap(values, clusters=alone, draws=4000), bootstrap(values, draws=4000)
+    assert ours.mean == pytest.approx(plain.mean) and ours.count == 40
+    assert ours.low == pytest.approx(plain.low, abs=0.01)
+    assert ours.high == pytest.approx(plain.high, abs=0.01)
+
+
+def test_copies_of_a_sample_are_no_news(generator):
+    """Every number five times over: by clusters the interval is that of the numbers themselves."""
+    values = torch.rand(60, generator=generator)
+    copies = values.repeat_interleave(5)
+    names = [f"image {at // 5}" for at in range(300)]
+    once, clustered = bootstrap(values), bootstrap(copies, clusters=names)
+    fooled = bootstrap(copies)
+    assert clustered.high - clustered.low == pytest.approx(once.high - once.low, rel=0.1)
+    assert fooled.high - fooled.low < 0.6 * (once.high - once.low)
+    runs = copies.expand(3, -1)
+    both = two_level(runs, clusters=names)
+    assert both.high - both.low == pytest.approx(once.high - once.low, rel=0.1)
+    apart = two_level_difference(runs + 1, runs, clusters=names)
+    assert apart.mean == pytest.approx(1) and apart.low > 0.7
+    ids = [str(at) for at in range(300)]
+    same = paired(copies + 1, copies, ids, ids, clusters=names)
+    assert same.low == pytest.approx(1) and same.count == 300
+
+
+def test_clusters_without_numbers_are_left_out():
+    values = torch.tensor([1.0, NAN, NAN, 3.0])
+    found = bootstrap(values, clusters=["a", "a", "b", "c"])
+    assert found.mean == 2 and found.count == 2 and found.low == 1 and found.high == 3
+    with pytest.raises(ValueError, match="4 samples in 1 clusters"):
+        bootstrap(values, clusters=["a"])
+
+
+# --- tests and corrections
+
+
+def test_signs_agree_with_scipy(generator):
+    few = torch.randn(10, generator=generator) + 0.4
+    exact = scipy.stats.permutation_test(
+        (few.double().numpy(),), np.mean, permutation_type="samples", n_resamples=math.inf
+    ).pvalue
+    assert permutation_test(few) == pytest.approx(exact)
+    many = torch.randn(80, generator=generator) + 0.2
+    drawn = scipy.stats.permutation_test(
+        (many.double().numpy(),), np.mean, permutation_type="samples", n_resamples=9999, rng=0
+    ).pvalue
+    assert permutation_test(many) == pytest.approx(drawn, abs=0.02)
+
+
+def test_chance_is_found_as_often_as_it_should_be():
+    generator = torch.Generator().manual_seed(5)
+    found = [permutation_test(torch.randn(12, generator=generator)) for _ in range(300)]
+    assert sum(p <= 0.1 for p in found) / 300 == pytest.approx(0.1, abs=0.05)
+
+
+def test_a_p_is_never_zero_and_needs_samples():
+    assert permutation_test(torch.ones(200), draws=99) == pytest.approx(1 / 100)
+    assert permutation_test(torch.ones(200), draws=99, seed=1) == pytest.approx(1 / 100)
+    assert permutation_test(torch.zeros(5)) == 1
+    assert math.isnan(permutation_test(torch.tensor([NAN])))
+
+
+def test_corrections_agree_with_scipy_and_by_hand(generator):
+    p = torch.rand(9, generator=generator).double().square().tolist()
+    expected = scipy.stats.false_discovery_control(p)
+    assert benjamini_hochberg(p) == pytest.approx(expected.tolist())
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx((0.03, 0.06, 0.06))
+    assert holm([0.5, 0.9]) == (1.0, 1.0)
+    assert all(h >= b for h, b in zip(holm(p), benjamini_hochberg(p), strict=True))
+    for correct in (holm, benjamini_hochberg):
+        first, missing, second = correct([0.01, NAN, 0.02])
+        assert math.isnan(missing) and (first, second) == pytest.approx((0.02, 0.02))
+        assert correct([]) == ()
+        with pytest.raises(ValueError, match="from 0 to 1, not 1"):
+            correct([1.5])
+
+
+def test_effects_by_hand():
+    difference = torch.tensor([1.0, 2.0, 3.0, NAN])
+    assert effect_size(difference) == pytest.approx(2.0)
+    assert math.isnan(effect_size(torch.ones(4))) and math.isnan(effect_size(torch.ones(1)))
+    assert superiority(torch.tensor([1.0, 0.0, -2.0, 3.0, NAN])) == pytest.approx(2.5 / 4)
