@@ -1,0 +1,34 @@
+"""How good is a caption? Measures of words against references; none needs Java unless it says so.
+
+Words come from `caption_words`, so that numbers can stand beside published ones.
+"""
+
+from overt.measure.captions.bleu import Bleu, bleu
+from overt.measure.captions.cider import (
+    Consensus,
+    Frequencies,
+    cider,
+    cider_d,
+    document_frequencies,
+)
+from overt.measure.captions.meteor import Meteor, meteor, meteor_java
+from overt.measure.captions.rouge import rouge_l
+from overt.measure.captions.spice import spice
+from overt.measure.captions.tokens import caption_words, java_words
+
+__all__ = [
+    "Bleu",
+    "Consensus",
+    "Frequencies",
+    "Meteor",
+    "bleu",
+    "caption_words",
+    "cider",
+    "cider_d",
+    "document_frequencies",
+    "java_words",
+    "meteor",
+    "meteor_java",
+    "rouge_l",
+    "spice",
+]

@@ -1,0 +1,167 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from overt.errors import BadInput, Damaged
+from overt.measure.captions.cider import (
+    Consensus,
+    Frequencies,
+    cider,
+    cider_d,
+    document_frequencies,
+    numbered,
+)
+from tests.measure.captions.examples import as_published, many
+
+
+def grams(text, n):
+    return Counter(tuple(text[at : at + n]) for at in range(len(text) - n + 1))
+
+
+def slow(candidates, references, corpus, clip, sigma):
+    """The definition with dictionaries, one n-gram after the other."""
+    scores = []
+    for words, others in zip(candidates, references, strict=True):
+        total = 0.0
+        for n in range(1, 5):
+            seen = Counter(g for texts in corpus for g in {g for t in texts for g in grams(t, n)})
+
+            def weigh(text, n=n, seen=seen):
+                return {
+                    g: tf * (math.log(len(corpus)) - math.log(max(1, seen[g])))
+                    for g, tf in grams(text, n).items()
+                }
+
+            ours = weigh(words)
+            for other in others:
+                theirs = weigh(other)
+                dot = sum(
+                    (min(w, theirs.get(g, 0.0)) if clip else w) * theirs.get(g, 0.0)
+                    for g, w in ours.items()
+                )
+                norm = math.sqrt(
+                    sum(w * w for w in ours.values()) * sum(w * w for w in theirs.values())
+                )
+                apart = max(0, len(words) - 1) - max(0, len(other) - 1)
+                far = 1.0 if sigma is None else math.exp(-(apart**2) / (2 * sigma**2))
+                total += (dot / norm if norm else 0.0) * far / len(others)
+        scores.append(10 * total / 4)
+    return scores
+
+
+def test_cider_d_agrees_with_pycocoevalcap_to_1e_9():
+    published = pytest.importorskip("pycocoevalcap.cider.cider", reason="no pycocoevalcap")
+    candidates, references = many(300)
+    _, theirs = published.Cider().compute_score(*as_published(candidates, references))
+    np.testing.assert_allclose(cider_d(candidates, references).numpy(), theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("score", "clip", "sigma"), [(cider_d, True, 6.0), (cider, False, None)])
+def test_scores_agree_with_the_definition(score, clip, sigma):
+    candidates, references = many(25, seed=1)
+    expected = slow(candidates, references, references, clip, sigma)
+    np.testing.assert_allclose(score(candidates, references).numpy(), expected, atol=1e-12)
+
+
+def test_plain_cider_of_a_reference_alone_is_ten_and_does_not_ask_for_length():
+    references = [[["a", "red", "dog", "runs"]], [["one", "blue", "cat", "sits"]]]
+    assert cider([one[0] for one in references], references).tolist() == pytest.approx([10, 10])
+    twice = [one[0] * 2 for one in references]
+    assert bool((cider(twice, references) > 8).all())
+    assert bool((cider_d(twice, references) < 7).all())
+
+
+def test_frequencies_of_another_set_weigh_and_strange_n_grams_still_match():
+    _, corpus = many(40, seed=2)
+    candidates, references = many(10, seed=3)
+    references[0].append("zebra quagga zebra".split())
+    candidates[0] = "zebra quagga zebra".split()
+    all_corpus, all_references, (ours,) = numbered(corpus, references, [candidates])
+    score = Consensus(all_references, document_frequencies(all_corpus))
+    expected = slow(candidates, references, corpus, True, 6.0)
+    np.testing.assert_allclose(score(ours), expected, atol=1e-12)
+
+
+def test_several_candidates_may_describe_one_image_in_any_order():
+    candidates, references = many(12, seed=4)
+    (ours,), theirs = numbered([candidates], references)
+    score = Consensus(theirs)
+    alone = score(ours)
+    images = [3, 3, 0, 11, 3]
+    np.testing.assert_array_equal(score([ours[at] for at in images], images), alone[images])
+    one_by_one = [float(score([ours[at]], [at])[0]) for at in range(12)]
+    np.testing.assert_allclose(alone, one_by_one, atol=1e-12)
+
+
+def test_large_ids_are_exact():
+    candidates, references = many(30, seed=5)
+    (ours,), theirs = numbered([candidates], references)
+    far = 2**32 - 40  # no two of four such ids fit into one number of 64 bits unpacked
+    moved = [[[far + at for at in text] for text in texts] for texts in theirs]
+    mine = [[far + at for at in text] for text in ours]
+    np.testing.assert_array_equal(Consensus(moved)(mine), Consensus(theirs)(ours))
+    with pytest.raises(ValueError, match="run from 0"):
+        Consensus([[[2**32]]])
+    with pytest.raises(ValueError, match="run from 0"):
+        Consensus([[[1]]])([[-1]])
+
+
+def test_empty_and_short_captions_have_a_score():
+    references = [[["a", "dog"]], [["a", "cat", "sits", "still", "here"]], [["one"]]]
+    scores = cider_d([[], ["cat"], ["one"]], references)
+    assert scores[0] == 0 and scores.isfinite().all() and scores[2] == pytest.approx(2.5)
+    assert len(Consensus([[[1, 2]]])([], [])) == 0
+
+
+def test_arrays_and_lists_of_ids_are_the_same():
+    score = Consensus([[[1, 2, 3]], [[4, 5]]])
+    assert score([np.array([1, 2]), [4, 5]]).tolist() == score([[1, 2], np.array([4, 5])]).tolist()
+
+
+def test_frequencies_survive_a_file(tmp_path):
+    candidates, references = many(15, seed=6)
+    (ours,), theirs = numbered([candidates], references)
+    counted = document_frequencies(theirs)
+    counted.save(tmp_path / "df.npz")
+    again = Frequencies.load(tmp_path / "df.npz")
+    assert again.documents == 15
+    np.testing.assert_array_equal(Consensus(theirs, again)(ours), Consensus(theirs)(ours))
+
+
+@pytest.mark.parametrize("harm", ["name", "order", "shape", "numbers"])
+def test_damaged_frequencies_are_refused(tmp_path, harm):
+    counted = document_frequencies([[[1, 2, 3, 4, 5]], [[3, 4, 6, 7, 1]]])
+    counted.save(tmp_path / "df.npz")
+    with np.load(tmp_path / "df.npz") as found:
+        arrays = dict(found)
+    match harm:
+        case "name":
+            arrays.pop("keys3")
+        case "order":
+            arrays["keys2"] = arrays["keys2"][::-1]
+        case "shape":
+            arrays["images1"] = arrays["images1"][:-1]
+        case _:
+            arrays["numbers1"] = arrays["numbers1"] * 0
+    np.savez(tmp_path / "df.npz", **arrays)
+    with pytest.raises(Damaged, match="count them again"):
+        Frequencies.load(tmp_path / "df.npz")
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(BadInput, match="every image needs a reference"):
+        Consensus([[[1]], []])
+    with pytest.raises(ValueError, match="0 to 0"):
+        Consensus([[[1]]])([[1]], [1])
+    with pytest.raises(ValueError, match="2 candidates for 1 images"):
+        Consensus([[[1]]])([[1], [1]], [0])
+    with pytest.raises(ValueError, match="1 candidates for 2"):
+        cider_d([["a"]], [[["a"]], [["b"]]])
+
+
+def test_measures_say_what_they_are():
+    assert cider_d.measure.higher_is_better and cider.measure.high == 10
+    assert cider_d([["a"]], [[["a"]]]).dtype is torch.float64
