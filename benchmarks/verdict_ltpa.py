@@ -23,7 +23,7 @@ from overt.measure import bootstrap, two_level
 from overt.measure.statistics import Interval
 
 HERE = Path(__file__).parent
-LONG, SHORT, SCENES = HERE / "ltpa-1", HERE / "ltpa-1-short", HERE / "ltpa-scenes"
+LONG, SHORT, SCENES = HERE / "ltpa-60-epochs", HERE / "ltpa-1-short", HERE / "ltpa-scenes"
 KEPT = ("error", "accuracy", "fooled_", "swapped_", "pointing_", "jaccard_")
 ONE_CELL, NO_CHOICE, LARGEST_COST, SAME = 0.1, 0.99, 1.10, 0.005
 LARGEST_ERROR = {"cifar10": 0.30, "cifar100": 0.60}
@@ -42,6 +42,7 @@ BESIDE = (
     ("att2-mean", "gradient"),
     ("att3-mean", "gradient"),
 )
+ADDITIVE = "att2-concat-additive"  # not in the paper
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,16 @@ def scenes() -> None:
             verdict = "shown for sure" if apart.low > POINTS else "shown"
             met = apart.mean >= POINTS and right >= RIGHT
             print(f"  accuracy {right:.3f}; must show: {verdict if met else 'NOT shown'}")
+
+    print("beyond the paper, an additive score:")
+    for name in ("8x8", "16x16", "joined", "gradient"):
+        print(f"{ADDITIVE}, {name}: {shown(kept, ADDITIVE, name)}")
+        apart = kept.minus((ADDITIVE, f"pointing_{name}"), (CAM[0], f"pointing_{CAM[1]}"))
+        shape = kept.minus((ADDITIVE, f"jaccard_{name}"), (CAM[0], f"jaccard_{CAM[1]}"))
+        print(f"  pointing {said(apart)}, Jaccard {said(shape)}")
+        if name == "8x8":
+            verdict = "shown for sure" if shape.low > POINTS else "shown"
+            print(f"  Jaccard: {verdict if shape.mean >= POINTS else 'NOT shown'}")
 
 
 def shown(kept: Kept, row: str, name: str) -> str:
