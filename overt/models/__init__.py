@@ -93,6 +93,10 @@ from overt.models.thinning.choosing import (
 from overt.models.thinning.merging import by_keys, by_states
 from overt.models.thinning.thinned import Thinned, merge, thin
 from overt.models.vgg import VGG, VGGAttention, VGGGap, VGGProgressive, vgg_attention
+from overt.models.vlbert.marks import beside, marked
+from overt.models.vlbert.model import Classify, Point, Understood, VLBert, VLSizes, answering
+from overt.models.vlbert.phrases import Phrases, grounded_phrases
+from overt.models.vlbert.regions import GivenRegions, PooledRegions, RegionEye
 from overt.models.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
 
 __all__ = [
@@ -112,11 +116,13 @@ __all__ = [
     "Blind",
     "CachedEye",
     "Cells",
+    "Classify",
     "Decision",
     "Decoder",
     "EfficientNetLite",
     "Eye",
     "Frozen",
+    "GivenRegions",
     "HardAttention",
     "Kept",
     "Level",
@@ -128,10 +134,14 @@ __all__ = [
     "Order",
     "Output",
     "Pairwise",
+    "Phrases",
     "PlacedEye",
+    "Point",
+    "PooledRegions",
     "QuestionReader",
     "Ragged",
     "Recurrent",
+    "RegionEye",
     "Relation",
     "ResNet",
     "ResNetAttention",
@@ -152,15 +162,20 @@ __all__ = [
     "TextTransformer",
     "Thinned",
     "TrainedEye",
+    "Understood",
     "VGGAttention",
     "VGGGap",
     "VGGProgressive",
+    "VLBert",
+    "VLSizes",
     "WordAttention",
     "Words",
     "additive",
     "adopt",
+    "answering",
     "asked",
     "attach",
+    "beside",
     "by_chance",
     "by_class_attention",
     "by_grid",
@@ -176,6 +191,7 @@ __all__ = [
     "finetune",
     "fused",
     "gather",
+    "grounded_phrases",
     "indep",
     "keep_above_uniform",
     "keep_all",
@@ -184,6 +200,7 @@ __all__ = [
     "keep_share",
     "keep_top",
     "last",
+    "marked",
     "merge",
     "norm_a_cell",
     "norm_an_image",

@@ -1,0 +1,1 @@
+"""VL-BERT: one Transformer over words and image regions, whose attention can be supervised."""
