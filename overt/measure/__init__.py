@@ -12,6 +12,7 @@ from overt.measure.answers import (
     wups,
 )
 from overt.measure.calibration import Reliability, equal_mass, equal_width, reliability
+from overt.measure.cells import mass_cells, random_cells, top_cells, top_share
 from overt.measure.consistency import of_others, view_consistency
 from overt.measure.controls import centre, mean_of_others, random_map, shuffled, uniform
 from overt.measure.faithfulness import (
@@ -21,11 +22,9 @@ from overt.measure.faithfulness import (
     deletion,
     flips,
     insertion,
-    mass_cells,
-    random_cells,
     removed,
-    top_cells,
 )
+from overt.measure.fixations import auc_judd, auc_shuffled, information_gain, nss, of_other_images
 from overt.measure.grounding import (
     PerClass,
     by_layer_and_head,
@@ -36,8 +35,25 @@ from overt.measure.grounding import (
     pointing_at_boxes,
     reach,
 )
-from overt.measure.location import mass_inside, pointing_game, support
+from overt.measure.location import (
+    cut_out,
+    iou,
+    mass_inside,
+    mean_iou,
+    otsu_jaccard,
+    pointing_game,
+    support,
+)
 from overt.measure.measured import Measure, Measured, measured
+from overt.measure.rationales import (
+    hardened,
+    iou_f1,
+    token_auprc,
+    token_f1,
+    token_iou,
+    token_precision,
+    token_recall,
+)
 from overt.measure.robustness import (
     Attack,
     Attacked,
@@ -106,6 +122,8 @@ __all__ = [
     "anyone",
     "as_they_are",
     "attacked",
+    "auc_judd",
+    "auc_shuffled",
     "benjamini_hochberg",
     "binarised",
     "bootstrap",
@@ -118,6 +136,7 @@ __all__ = [
     "combined_on_photos",
     "contrast",
     "cross_validated",
+    "cut_out",
     "deletion",
     "effect_size",
     "effective_support",
@@ -131,10 +150,14 @@ __all__ = [
     "gini",
     "grounding_accuracy",
     "grounding_mass",
+    "hardened",
     "head_redundancy",
     "holm",
     "hoyer",
+    "information_gain",
     "insertion",
+    "iou",
+    "iou_f1",
     "jaccard",
     "js",
     "kendall",
@@ -146,11 +169,15 @@ __all__ = [
     "mass_cells",
     "mass_inside",
     "mean",
+    "mean_iou",
     "mean_of_others",
     "measured",
     "moved",
+    "nss",
+    "of_other_images",
     "of_others",
     "otsu",
+    "otsu_jaccard",
     "over_seeds",
     "paired",
     "partners",
@@ -177,7 +204,13 @@ __all__ = [
     "superiority",
     "support",
     "swapped",
+    "token_auprc",
+    "token_f1",
+    "token_iou",
+    "token_precision",
+    "token_recall",
     "top_cells",
+    "top_share",
     "transfer_accuracy",
     "two_level",
     "two_level_difference",

@@ -11,70 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from overt.attention import AttentionMap
+from overt.measure.cells import Choose, as_many, mass_cells, shuffle
 from overt.measure.location import support
-from overt.measure.measured import Measured, defined, measured, row, shares
+from overt.measure.measured import Measured, defined, measured, row
 
 Decide = Callable[[Float[Tensor, "b k"]], Float[Tensor, "b c"]]
-Choose = Callable[[AttentionMap, torch.Generator], Bool[Tensor, "b k"]]
-
-
-# --- which cells; equals are taken in a random order, or a flat map would speak for a corner
-
-
-def top_cells(
-    attention: AttentionMap, generator: torch.Generator, count: int
-) -> Bool[Tensor, "b k"]:
-    """The `count` cells with the largest weights, random ones of equals; never one without."""
-    weights, seen = row(attention)
-    order = _descending(weights.masked_fill(~seen, -torch.inf), _shuffle(seen, generator))
-    return _first(order, count) & seen & (weights > 0)
-
-
-def mass_cells(
-    attention: AttentionMap, generator: torch.Generator, share: float = 0.5
-) -> Bool[Tensor, "b k"]:
-    """The fewest cells that hold `share` of the attention between them, random ones of equals."""
-    weights, seen = row(attention)
-    each = shares(weights, attention.kind).nan_to_num(0)
-    order = _descending(each, _shuffle(each, generator))
-    ordered = each.gather(-1, order)
-    before = ordered.cumsum(dim=-1) - ordered
-    needed = before < share - 1e-6  # rounding shall not ask for one more
-    return torch.zeros_like(seen).scatter(-1, order, needed) & seen & (weights > 0)
-
-
-def random_cells(
-    cells: Bool[Tensor, "b k"], seen: Bool[Tensor, "b k"], generator: torch.Generator
-) -> Bool[Tensor, "b k"]:
-    """As many random cells as `cells` has in each sample, among those that may be seen."""
-    return _as_many(cells, seen, _shuffle(cells, generator))
-
-
-def _shuffle(like: Tensor, generator: torch.Generator) -> Int[Tensor, "b k"]:
-    noise = torch.rand(like.shape, generator=generator, device=generator.device)
-    return noise.argsort(dim=-1, descending=True).to(like.device)
-
-
-def _descending(
-    scores: Float[Tensor, "b k"] | Bool[Tensor, "b k"], mixed: Int[Tensor, "b k"]
-) -> Int[Tensor, "b k"]:
-    """The places of the scores from the largest to the least, equals in the order of `mixed`."""
-    return mixed.gather(-1, scores.gather(-1, mixed).argsort(dim=-1, descending=True, stable=True))
-
-
-def _as_many(
-    cells: Bool[Tensor, "b k"], seen: Bool[Tensor, "b k"], mixed: Int[Tensor, "b k"]
-) -> Bool[Tensor, "b k"]:
-    return _first(_descending(seen, mixed), cells.sum(dim=-1, keepdim=True)) & seen
-
-
-def _first(order: Int[Tensor, "b k"], count: int | Int[Tensor, "b 1"]) -> Bool[Tensor, "b k"]:
-    place = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, place < count)
 
 
 # --- what removing them does
@@ -91,7 +36,7 @@ class Removed:
 
 def removed(decide: Decide, cells: Bool[Tensor, "b k"]) -> Removed:
     """`deletion`, `insertion` and `flips` of the same cells, from three calls of `decide`."""
-    return _removed(decide, cells, _probabilities(decide, torch.ones_like(cells)))
+    return _removed(decide, cells, probabilities(decide, torch.ones_like(cells)))
 
 
 @measured("deletion", "probability", higher_is_better=True, low=-1.0, high=1.0)
@@ -155,10 +100,10 @@ def contrast(
     """
     _, seen = row(attention)
     # drawn before ties are broken: the random cells are the same whichever way a map is read
-    shuffles = [_shuffle(seen, generator) for _ in range(draws)]
+    shuffles = [shuffle(seen, generator) for _ in range(draws)]
     cells = choose(attention, generator)
-    whole = _probabilities(decide, torch.ones_like(cells))
-    by_chance = [_removed(decide, _as_many(cells, seen, mixed), whole) for mixed in shuffles]
+    whole = probabilities(decide, torch.ones_like(cells))
+    by_chance = [_removed(decide, as_many(cells, seen, mixed), whole) for mixed in shuffles]
     return Contrast(
         attended=_removed(decide, cells, whole),
         random=Removed(
@@ -171,7 +116,7 @@ def contrast(
 
 
 def _removed(decide: Decide, cells: Bool[Tensor, "b k"], whole: Float[Tensor, "b c"]) -> Removed:
-    without, alone = _probabilities(decide, ~cells), _probabilities(decide, cells)
+    without, alone = probabilities(decide, ~cells), probabilities(decide, cells)
     answer = whole.argmax(dim=-1, keepdim=True)
     some = cells.any(dim=-1)
     fallen = (whole.gather(-1, answer) - without.gather(-1, answer))[:, 0]
@@ -184,7 +129,8 @@ def _removed(decide: Decide, cells: Bool[Tensor, "b k"], whole: Float[Tensor, "b
 
 
 @torch.no_grad()
-def _probabilities(decide: Decide, keep: Bool[Tensor, "b k"]) -> Float[Tensor, "b c"]:
+def probabilities(decide: Decide, keep: Bool[Tensor, "b k"]) -> Float[Tensor, "b c"]:
+    """What each class is worth to the model when it sees the cells kept, without a gradient."""
     logits = decide(keep.float())
     if logits.shape[-1] < 2:
         raise ValueError("an answer needs two classes at least to change")

@@ -49,6 +49,48 @@ def pairs(
     return inversions(both % wide), tied[0], tied[1], tied[2]
 
 
+def roc_area(
+    scores: Float[Tensor, "b k"],
+    positive: Float[Tensor, "b k"],
+    negative: Float[Tensor, "b k"],
+) -> Float[Tensor, " b"]:
+    """How often a positive entry scores above a negative one; equal scores count by half.
+
+    Entries count by their weights as positive and as negative, and may be both. NaN where there is
+    none of either.
+    """
+    order = _order(scores.detach().double())
+    sizes, starts = _groups(scores.double().gather(-1, order))
+    below = torch.nn.functional.pad(negative.double().gather(-1, order).cumsum(dim=-1), (1, 0))
+    start = (starts % scores.shape[1]).repeat_interleave(sizes).reshape(scores.shape)
+    end = start + sizes.repeat_interleave(sizes).reshape(scores.shape)
+    lower = (below.gather(-1, start) + below.gather(-1, end)) / 2
+    area = (positive.double().gather(-1, order) * lower).sum(dim=-1)
+    return area / (positive.double().sum(dim=-1) * negative.double().sum(dim=-1))
+
+
+def precision_area(
+    scores: Float[Tensor, "b k"], truth: Bool[Tensor, "b k"], seen: Bool[Tensor, "b k"]
+) -> Float[Tensor, " b"]:
+    """The area under the curve of precision over recall, points joined by straight lines.
+
+    Points are at each distinct score, and at recall 0 with precision 1. NaN without a truth.
+    """
+    k = scores.shape[1]
+    falling = -scores.detach().double().masked_fill(~seen, -torch.inf)
+    order = _order(falling)
+    sizes, starts = _groups(falling.gather(-1, order))
+    ends = starts + sizes - 1
+    right = (truth & seen).double()
+    found = right.gather(-1, order).cumsum(dim=-1).flatten()[ends]
+    precision, row = found / (ends % k + 1), starts // k
+    opening = starts % k == 0
+    before, previous = found.roll(1).masked_fill(opening, 0), precision.roll(1)
+    step = (found - before) * (precision + previous.masked_fill(opening, 1)) / 2
+    area = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
+    return area.scatter_add(0, row, step) / right.sum(dim=-1)
+
+
 def inversions(values: Int[Tensor, "b k"]) -> Int[Tensor, " b"]:
     """How many pairs of each row stand in the wrong order; equals do not.
 

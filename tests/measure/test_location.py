@@ -1,8 +1,19 @@
 import pytest
 import torch
+from skimage.filters import threshold_otsu
+from sklearn.metrics import jaccard_score
 
 from overt.attention import AttentionMap, Kind, grid, words
-from overt.measure import mass_inside, pointing_game, support, uniform
+from overt.measure import (
+    cut_out,
+    iou,
+    mass_inside,
+    mean_iou,
+    otsu_jaccard,
+    pointing_game,
+    support,
+    uniform,
+)
 
 
 def cells(*rows: list[float], seen: list[list[bool]] | None = None) -> AttentionMap:
@@ -62,3 +73,51 @@ def test_a_gradient_points_where_it_is_largest():
         torch.tensor([-3.0, -1.0, -2.0]).reshape(1, 1, 1, 1, 3), words(3), kind=Kind.SIGNED
     )
     assert pointing_game(signed, cells([0.0, 1.0, 0.0])).tolist() == [1]
+
+
+# --- regions
+
+
+def test_iou_agrees_with_sklearn_at_every_threshold(generator):
+    weights = torch.rand(10, 16, generator=generator)
+    truth = (torch.rand(10, 16, generator=generator) > 0.6).float()
+    seen = torch.rand(10, 16, generator=generator) > 0.1
+    attention = AttentionMap.from_cells(weights, grid(4, 4), seen)
+    target = AttentionMap.from_cells(truth, grid(4, 4))
+    each = []
+    for at in (0.15, 0.5, 0.9):
+        found = iou(attention, target, at)
+        each.append(found)
+        for b in range(10):
+            shown = weights[b][seen[b]]
+            expected = jaccard_score(
+                truth[b][seen[b]].bool().numpy(), (shown > at * shown.max()).numpy()
+            )
+            assert float(found[b]) == pytest.approx(expected, abs=1e-6)
+        assert torch.equal(cut_out(attention, target, at, 0.3), (found >= 0.3).float())
+    mean = mean_iou(attention, target, (0.15, 0.5, 0.9))
+    torch.testing.assert_close(mean, torch.stack(each).mean(dim=0))
+    with pytest.raises(ValueError, match="no threshold"):
+        mean_iou(attention, target, ())
+
+
+def test_otsu_cuts_the_visible_keys_as_scikit_image_does(generator):
+    weights = torch.rand(8, 36, generator=generator).square()
+    truth = (torch.rand(8, 36, generator=generator) > 0.5).float()
+    seen = torch.ones(8, 36, dtype=torch.bool)
+    seen[4:] = torch.rand(4, 36, generator=generator) > 0.3
+    found = otsu_jaccard(
+        AttentionMap.from_cells(weights, grid(6, 6), seen),
+        AttentionMap.from_cells(truth, grid(6, 6)),
+    )
+    for b in range(8):
+        shown = weights[b][seen[b]].double().numpy()
+        expected = jaccard_score(truth[b][seen[b]].bool().numpy(), shown > threshold_otsu(shown))
+        assert float(found[b]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_regions_need_a_map_and_a_truth():
+    some, none = cells([0.2, 0.8, 0.0]), cells([0.0, 0.0, 0.0])
+    for measure in (iou, mean_iou, otsu_jaccard, cut_out):
+        assert measure(some, none).isnan().all() and measure(none, some).isnan().all()
+    assert iou(uniform(some), some).tolist() == [pytest.approx(2 / 3)]

@@ -22,6 +22,11 @@ PAIRS = [
     measure.kl,
     measure.js,
     measure.moved,
+    measure.iou,
+    measure.mean_iou,
+    measure.otsu_jaccard,
+    measure.cut_out,
+    measure.token_auprc,
 ]
 SINGLE = [measure.entropy, measure.effective_support, measure.gini, measure.hoyer]
 
