@@ -9,7 +9,7 @@ from overt.recipes.recipe import Recipe
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
     """Every recipe by name, in the order in which they are listed."""
-    from overt.recipes import baselines, ltpa, scenes, ssa
+    from overt.recipes import baselines, han, ltpa, scenes, ssa
 
     every: tuple[Callable[[], Recipe], ...] = (
         scenes.scenes_question,
@@ -33,6 +33,12 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
         ssa.ssa_yelp,
         ssa.ssa_vqa,
         ssa.ssa_scenes,
+        han.han_sortclevr,
+        han.han_scenes,
+        han.han_easyvqa,
+        han.han_daquar,
+        han.han_vqacp,
+        han.han_clevr,
     )
     return {make().name: make for make in every}
 

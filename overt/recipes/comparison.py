@@ -10,6 +10,8 @@ from overt import files
 from overt.recipes import settings
 from overt.recipes.recipe import Figure, Recipe
 
+FACTS = {"seconds": "seconds", "parameters": "numbers", "peak_memory": "bytes"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -160,11 +162,23 @@ def as_text(filled: Filled) -> tuple[list[str], list[list[str]]]:
 
 
 def _measure(entry: Entry, column: str) -> Mapping[str, Any] | None:
-    """What a run says of one measure, if it gives a number."""
+    """What a run says of one measure, if it gives a number; else of a fact, as `seconds` is."""
     ours = entry.results.get("ours") if entry.results else None
     found = ours.get(column) if isinstance(ours, dict) else None
+    if found is None and entry.results is not None:
+        found = _fact(entry.results, column)
     value = found.get("value") if isinstance(found, dict) else None
     return found if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _fact(results: Mapping[str, Any], column: str) -> Mapping[str, Any] | None:
+    """What a run says of its own cost: a number of `clock`, or one of `FACTS`."""
+    clock = results.get("clock")
+    if isinstance(clock, dict) and column in clock:
+        return {"value": clock[column], "unit": "seconds", "direction": "lower"}
+    if column in FACTS:
+        return {"value": results.get(column), "unit": FACTS[column], "direction": "lower"}
+    return None
 
 
 def _direction(ours: Mapping[str, Any], paper: Figure | None) -> bool | None:

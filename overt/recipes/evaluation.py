@@ -13,6 +13,7 @@ from overt import measure
 from overt.attention import AttentionMap
 from overt.data.batch import Batch
 from overt.data.source import Source
+from overt.geometry import PixelGeometry
 from overt.measure.measured import Measure
 from overt.models import Model, Output
 from overt.recipes.experiment import Evaluation, Value, direction
@@ -195,7 +196,7 @@ class _Found:
 
 def _main_map(batch: Batch, output: Output) -> AttentionMap | None:
     """The map that is judged: over the image where there is one, else over the text."""
-    wanted = "text" if batch.images is None else "image"
+    wanted = "text" if batch.images is None and batch.features is None else "image"
     for one in output.attention:
         if one.keys.spans[0].name == wanted:
             return one
@@ -305,8 +306,7 @@ def _picture(batch: Batch, output: Output, row: int) -> dict[str, Any]:
         return {}
     image = int(batch.image_index[row])
     pixels = batch.images[image].permute(1, 2, 0).cpu().numpy().astype(np.uint8)
-    geometry = None if batch.geometry is None else batch.geometry[image].to("cpu")
-    found: dict[str, Any] = {"image": pixels, "geometry": geometry}
+    found: dict[str, Any] = {"image": pixels, "geometry": _shown(batch, image, pixels.shape[:2])}
     for one in output.attention:
         span = one.keys.spans[0]
         if span.name == "image":
@@ -317,6 +317,15 @@ def _picture(batch: Batch, output: Output, row: int) -> dict[str, Any]:
                 if truth.sum() > 0:
                     found["truth_cells"] = truth.reshape(span.shape).cpu().numpy()
     return found
+
+
+def _shown(batch: Batch, image: int, size: tuple[int, int]) -> PixelGeometry | None:
+    """Where the pixels of an image stand; a photo that was resized is shown as the model saw it."""
+    if batch.geometry is None:
+        return None
+    geometry = batch.geometry[image].to("cpu")
+    same = tuple(geometry.size[0].tolist()) == size
+    return geometry if same else PixelGeometry.identity(1, size)
 
 
 def _sentence(batch: Batch, output: Output, row: int) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Evaluation:
     `samples` holds one row a sample of every measure, by id: paired statistics and galleries come
     from it. `groups` holds the numbers of each kind of sample, with the chance level. `elsewhere`
     holds one number an item of other data sets, by the name of the measure, with the items' names
-    under `<measure>.id`.
+    under `<measure>.id`. `clock` holds seconds by name, where a recipe takes the time.
     """
 
     ours: Mapping[str, Value]
@@ -55,6 +55,7 @@ class Evaluation:
     groups: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     gallery: Sequence[Sample] = ()
     elsewhere: Mapping[str, np.ndarray] = field(default_factory=dict)
+    clock: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,8 @@ def _go(
         "samples_per_second": round(sum(one.samples for one in trained) / max(seconds, 1e-9), 1),
         "peak_memory": parts.peak_memory(ranks.device),
     }
+    if evaluation.clock:
+        results["clock"] = {name: round(one, 2) for name, one in evaluation.clock.items()}
     plain = parts.plain(results)
     results.clear()
     results.update(plain)

@@ -25,7 +25,7 @@ COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks"
 
 def tables() -> dict[str, Table]:
     """Every table by name."""
-    from overt.recipes import baselines, ltpa_tables, scenes, ssa_tables
+    from overt.recipes import baselines, han_tables, ltpa_tables, scenes, ssa_tables
 
     attention = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")
     every = (
@@ -55,6 +55,7 @@ def tables() -> dict[str, Table]:
         ),
         *ltpa_tables.tables(),
         *ssa_tables.tables(),
+        *han_tables.tables(),
     )
     return {table.name: table for table in every}
 
