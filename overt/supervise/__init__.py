@@ -1,6 +1,6 @@
 """What attention should be, and how far from it we are."""
 
-from overt.supervise import grounding, placebo, surrogate
+from overt.supervise import grounding, heads, keeping, placebo, surrogate
 from overt.supervise.adversary import Discriminator, deceive, tell_apart
 from overt.supervise.distributions import (
     coral,
@@ -41,6 +41,8 @@ __all__ = [
     "gaussians",
     "grad_cam",
     "grounding",
+    "heads",
+    "keeping",
     "kl",
     "known",
     "mmd",
