@@ -11,6 +11,7 @@ and weighted once, and scoring is sorting and searching.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -64,28 +65,32 @@ class Table:
 
     def find(self, keys: NDArray[np.uint64]) -> Numbers:
         """The number of each key; keys that are not known are numbered on from the known."""
-        size = len(self.keys)
-        if size:
-            at = np.searchsorted(self.keys, keys)
-            at[at == size] = 0
-            found = np.where(self.keys[at] == keys, self.numbers[at], -1)
-        else:
-            found = np.full(len(keys), -1, dtype=np.int64)
-        new = found < 0
-        if new.any():
-            found[new] = size + np.unique(keys[new], return_inverse=True)[1]
-        return found
+        return self._search(keys)[0]
 
     def learn(self, keys: NDArray[np.uint64]) -> tuple["Table", Numbers]:
         """The table with new keys in it, and the number of each key."""
-        found = self.find(keys)
-        fresh, first = np.unique(found, return_index=True)
-        fresh, first = fresh[fresh >= len(self.keys)], first[fresh >= len(self.keys)]
-        if not len(fresh):
-            return self, found
-        merged = np.concatenate([self.keys, keys[first]])
-        order = np.argsort(merged, kind="stable")
-        return Table(merged[order], np.concatenate([self.numbers, fresh])[order]), found
+        found, strange = self._search(keys)
+        size = len(self.keys)
+        numbers = np.arange(size, size + len(strange))
+        if not size:
+            return Table(strange, numbers), found
+        merged = np.concatenate([self.keys, strange])
+        order = np.argsort(merged)
+        return Table(merged[order], np.concatenate([self.numbers, numbers])[order]), found
+
+    def _search(self, keys: NDArray[np.uint64]) -> tuple[Numbers, NDArray[np.uint64]]:
+        """The number of each key, and the keys that are not known, sorted."""
+        size = len(self.keys)
+        if not size:
+            strange, found = np.unique(keys, return_inverse=True)
+            return found, strange
+        at = np.searchsorted(self.keys, keys)
+        at[at == size] = 0
+        found = np.where(self.keys[at] == keys, self.numbers[at], -1)
+        new = found < 0
+        strange, which = np.unique(keys[new], return_inverse=True)
+        found[new] = size + which
+        return found, strange
 
 
 EMPTY = Table(np.empty(0, np.uint64), np.empty(0, np.int64))
@@ -106,11 +111,17 @@ def _padded(texts: Sequence[Ids]) -> tuple[NDArray[np.uint64], Numbers]:
     rows = np.zeros((len(texts), int(lengths.max(initial=0))), dtype=np.uint64)
     there = np.arange(rows.shape[1]) < lengths[:, None]
     if lengths.sum():
-        ids = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
+        ids = _joined(texts, int(lengths.sum()))
         if (ids < 0).any() or (ids >> 32).any():
             raise ValueError("token ids of captions run from 0 to 2^32 - 1")
         rows[there] = ids
     return rows, lengths
+
+
+def _joined(texts: Sequence[Ids], count: int) -> Numbers:
+    if isinstance(texts[0], np.ndarray):
+        return np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
+    return np.fromiter(chain.from_iterable(texts), np.int64, count)
 
 
 def _grams(
@@ -190,9 +201,24 @@ def document_frequencies(references: Sequence[Sequence[Ids]]) -> Frequencies:
     return _read(references, None)[0]
 
 
+@dataclass(frozen=True, eq=False)
+class _Said:
+    """The n-grams of one length in references, by image and then by n-gram.
+
+    Entry `starts[i]` to `starts[i + 1]` are the references that hold the n-gram of `keys[i]`, which
+    is `image * size + number`: their numbers, how often they have it, and the n-gram.
+    """
+
+    keys: Numbers
+    starts: Numbers
+    texts: Numbers
+    counts: Reals
+    numbers: Numbers
+
+
 def _read(
     references: Sequence[Sequence[Ids]], known: Frequencies | None
-) -> tuple[Frequencies, list[Counted], Numbers]:
+) -> tuple[Frequencies, list[_Said], Numbers]:
     """The frequencies with every n-gram of the references in them, these counted, and whose."""
     per_image = np.fromiter((len(many) for many in references), np.int64, len(references))
     if not len(per_image) or not per_image.all():
@@ -205,30 +231,33 @@ def _read(
         return numbers
 
     grams = _grams([text for many in references for text in many], learn)
-    counted, images = [], []
+    said, images = [], []
     for n, (numbers, texts) in enumerate(grams):
-        counted.append(_counted(numbers, texts))
         size = len(tables[n].keys)
+        said.append(_said(_counted(numbers, texts), image, size))
         if known is None:
-            each = np.unique(image[counted[n].texts] * size + counted[n].numbers) % max(1, size)
-            images.append(np.bincount(each, minlength=size))
+            images.append(np.bincount(said[n].keys % max(1, size), minlength=size))
         else:
             images.append(np.pad(known.images[n], (0, size - len(known.images[n]))))
     documents = len(references) if known is None else known.documents
-    return Frequencies(tuple(tables), tuple(images), documents), counted, image
+    return Frequencies(tuple(tables), tuple(images), documents), said, image
+
+
+def _said(counted: Counted, image: Numbers, size: int) -> _Said:
+    keys = image[counted.texts] * size + counted.numbers
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    return _Said(
+        keys[first],
+        np.append(first, len(keys)),
+        counted.texts[order],
+        counted.counts[order],
+        counted.numbers[order],
+    )
 
 
 # --- scores
-
-
-@dataclass(frozen=True, eq=False)
-class _Weighted:
-    """References' n-grams of one length: numbers and tf-idf weights by text, and texts' norms."""
-
-    numbers: Numbers
-    weights: Reals
-    starts: Numbers
-    norms: Reals
 
 
 class Consensus:
@@ -248,16 +277,23 @@ class Consensus:
         penalty: Penalty = gaussian,
     ) -> None:
         self.product, self.penalty = product, penalty
-        self.frequencies, counted, image = _read(references, frequencies)
-        self.log_documents = float(np.log(float(self.frequencies.documents)))
-        self.per_image = np.bincount(image, minlength=len(references))
-        self.first = np.cumsum(self.per_image) - self.per_image
-        lengths = [len(text) for many in references for text in many]
-        self.lengths = np.maximum(np.array(lengths) - 1, 0)  # counted in bigrams, as published
+        self.frequencies, self._said, image = _read(references, frequencies)
+        everything = float(np.log(float(self.frequencies.documents)))
+        # by number, and at the end that of what nobody ever said, which is as rare as can be
         self._rare = [
-            self.log_documents - np.log(np.maximum(1.0, many)) for many in self.frequencies.images
+            everything - np.log(np.maximum(1.0, np.append(images, 1)))
+            for images in self.frequencies.images
         ]
-        self._references = [self._weigh(n, one, len(image)) for n, one in enumerate(counted)]
+        self.per_image = np.bincount(image, minlength=len(references))
+        self._first = np.cumsum(self.per_image) - self.per_image
+        lengths = np.fromiter((len(text) for many in references for text in many), np.int64)
+        self._lengths = np.maximum(lengths - 1, 0)  # counted in bigrams, as published
+        self._weights, self._norms = [], []
+        for n, said in enumerate(self._said):
+            weights = said.counts * self._rare[n][said.numbers]
+            self._weights.append(weights)
+            squares = np.bincount(said.texts, weights=weights**2, minlength=len(image))
+            self._norms.append(np.sqrt(squares))
 
     def __len__(self) -> int:
         return len(self.per_image)
@@ -273,44 +309,41 @@ class Consensus:
             return np.zeros(0)
         many = self.per_image[of]
         candidate = np.repeat(np.arange(len(of)), many)  # every candidate beside every reference
-        reference = _runs(self.first[of], many)
+        reference = _runs(self._first[of], many)
+        to_pair = np.cumsum(many) - many - self._first[of]  # from a reference to its pair
         tables = self.frequencies.tables
         grams = _grams(candidates, lambda n, keys: tables[n - 1].find(keys))
         total = np.zeros(len(candidate))
         for n, (numbers, texts) in enumerate(grams):
-            counted = _counted(numbers, texts)
-            theirs = self._references[n]
-            ours = self._weigh(n, counted, len(of))
-            lengths = theirs.starts[reference + 1] - theirs.starts[reference]
-            entry = _runs(theirs.starts[reference], lengths)
-            pair = np.repeat(np.arange(len(reference)), lengths)
+            ours = _counted(numbers, texts)
+            weights, norms = self._weigh(n, ours, len(of))
+            said = self._said[n]
             size = len(tables[n].keys)
-            known = counted.numbers < size
-            have = counted.texts[known] * size + counted.numbers[known]
-            if not len(have) or not len(entry):
+            known = np.flatnonzero(ours.numbers < size)
+            if not len(known) or not len(said.keys):
                 continue
-            want = candidate[pair] * size + theirs.numbers[entry]
-            at = np.searchsorted(have, want)
-            at[at == len(have)] = 0
-            hit = have[at] == want
-            both = self.product(ours.weights[known][at[hit]], theirs.weights[entry[hit]])
-            dots = np.bincount(pair[hit], weights=both, minlength=len(reference))
-            norms = ours.norms[candidate] * theirs.norms[reference]
-            total += np.divide(dots, norms, out=np.zeros(len(norms)), where=norms > 0)
-        ours_long = np.maximum([len(one) - 1 for one in candidates], 0)
-        total *= self.penalty((ours_long[candidate] - self.lengths[reference]).astype(np.float64))
+            wanted = of[ours.texts[known]] * size + ours.numbers[known]
+            at = np.searchsorted(said.keys, wanted)
+            at[at == len(said.keys)] = 0
+            hit = np.flatnonzero(said.keys[at] == wanted)
+            at, gram = at[hit], known[hit]
+            holders = said.starts[at + 1] - said.starts[at]
+            entry, gram = _runs(said.starts[at], holders), np.repeat(gram, holders)
+            both = self.product(weights[gram], self._weights[n][entry])
+            pair = to_pair[ours.texts[gram]] + said.texts[entry]
+            dots = np.bincount(pair, weights=both, minlength=len(reference))
+            norm = norms[candidate] * self._norms[n][reference]
+            total += np.divide(dots, norm, out=np.zeros(len(norm)), where=norm > 0)
+        lengths = np.fromiter((max(0, len(one) - 1) for one in candidates), np.int64, len(of))
+        total *= self.penalty((lengths[candidate] - self._lengths[reference]).astype(np.float64))
         return SCALE / ORDER * np.bincount(candidate, weights=total, minlength=len(of)) / many
 
-    def _weigh(self, n: int, counted: Counted, texts: int) -> _Weighted:
-        """Counts times how rare each n-gram is; one that nobody ever said is as rare as can be."""
+    def _weigh(self, n: int, counted: Counted, texts: int) -> tuple[Reals, Reals]:
+        """Counts times how rare each n-gram is, and the norm of every text."""
         rare = self._rare[n]
-        known = counted.numbers < len(rare)
-        idf = np.full(len(known), self.log_documents)
-        idf[known] = rare[counted.numbers[known]]
-        weights = counted.counts * idf
-        norms = np.sqrt(np.bincount(counted.texts, weights=weights**2, minlength=texts))
-        starts = np.searchsorted(counted.texts, np.arange(texts + 1))
-        return _Weighted(counted.numbers, weights, starts, norms)
+        weights = counted.counts * rare[np.minimum(counted.numbers, len(rare) - 1)]
+        squares = np.bincount(counted.texts, weights=weights**2, minlength=texts)
+        return weights, np.sqrt(squares)
 
 
 def _runs(starts: Numbers, lengths: Numbers) -> Numbers:
