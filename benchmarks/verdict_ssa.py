@@ -1,0 +1,246 @@
+"""Apply the decision rules in LOG.md to what is kept of Self Supervision for Attention Networks.
+
+    python benchmarks/verdict_ssa.py                            # from benchmarks/ssa-*
+    python benchmarks/verdict_ssa.py runs/ssa-1 benchmarks/ssa-1  # keep finished runs first
+
+Differences are taken item by item and seed by seed; intervals are drawn over seeds and items.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.measure import two_level
+from overt.measure.statistics import Interval
+
+HERE = Path(__file__).parent
+KEPT = ("accuracy", "pointing", "mass_inside", "rank_correlation", "emd", "deletion", "entropy")
+SAME = 0.005  # half a point
+BEST = {
+    "ssa-1": 0.8491,
+    "ssa-2": 0.7112,
+    "ssa-2-short": 0.7112,
+}  # the paper's best, which a baseline should reach
+PAPER = {
+    "ssa-1": {"none": 81.20, "coral": 81.89, "mse": 82.33, "mmd": 84.80, "adversarial": 84.91},
+    "ssa-2": {"none": 69.59, "coral": 69.83, "mse": 69.87, "mmd": 70.80, "adversarial": 71.12},
+}
+PAPER["ssa-2-short"] = PAPER["ssa-2"]
+PLACEBO = {
+    "coral": "scattered-coral",
+    "mse": "shuffled-mse",
+    "mmd": "scattered-mmd",
+    "adversarial": "shuffled-adversarial",
+    "kl": "shuffled-kl",
+}
+LOSSES = ("mse", "kl", "emd", "coral", "mmd", "adversarial")
+FOUND = ("surrogate_mass_inside", "own_mass_inside", "surrogate_pointing", "own_pointing")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The runs of one folder: what they reported, and their numbers item by item."""
+
+    name: str
+    results: Mapping[tuple[str, int], dict[str, Any]]
+    samples: Mapping[str, Tensor]
+
+    def seeds(self, row: str) -> list[int]:
+        """The seeds that a row has."""
+        return sorted(seed for label, seed in self.results if label == row)
+
+    def each(self, row: str, name: str, seeds: list[int]) -> Tensor:
+        """A number of every item of a row, a line a seed."""
+        return torch.stack([self.samples[f"{row}/seed-{seed}/{name}"] for seed in seeds])
+
+    def minus(self, one: str, other: str, name: str = "accuracy") -> tuple[Interval, int] | None:
+        """The difference of two rows over the seeds that both have; None for fewer than two."""
+        seeds = [seed for seed in self.seeds(one) if seed in self.seeds(other)]
+        if len(seeds) < 2 or f"{one}/seed-{seeds[0]}/{name}" not in self.samples:
+            return None
+        ours, theirs = self.each(one, name, seeds), self.each(other, name, seeds)
+        return two_level(ours - theirs), len(seeds)
+
+    def means(self, row: str, name: str) -> list[float]:
+        """What each run of a row reported of a measure."""
+        found = [self.results[row, seed]["ours"].get(name) for seed in self.seeds(row)]
+        return [one["value"] for one in found if one is not None]
+
+
+def read(folder: Path) -> Kept:
+    """What is kept in a folder."""
+    results = {}
+    for path in sorted(folder.glob("*/seed-*/results.json")):
+        seed = int(path.parent.name.removeprefix("seed-"))
+        results[path.parts[-3], seed] = json.loads(path.read_text())
+    with np.load(folder / "samples.npz") as found:
+        samples = {name: torch.from_numpy(found[name].astype("f8")) for name in found.files}
+    return Kept(folder.name, results, samples)
+
+
+def keep(runs: Path, folder: Path) -> None:
+    """Copy the results of finished runs, and what the rules ask of their items."""
+    arrays: dict[str, Any] = {}
+    if (folder / "samples.npz").is_file():
+        with np.load(folder / "samples.npz") as before:
+            arrays |= {name: before[name] for name in before.files}
+    for place in sorted(path.parent for path in runs.glob("*/seed-*/samples.npz")):
+        results = json.loads((place / "results.json").read_text())
+        if results["status"] != "done":
+            continue
+        key = f"{place.parent.name}/{place.name}"
+        copy = folder / key / "results.json"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((place / "results.json").read_bytes())
+        with np.load(place / "samples.npz") as samples:
+            for name in KEPT:
+                if name in samples.files:
+                    arrays[f"{key}/{name}"] = samples[name].astype("f2")
+    np.savez_compressed(folder / "samples.npz", **arrays)
+
+
+# --- words
+
+
+def said(found: tuple[Interval, int] | None, unit: float = 100.0) -> str:
+    """A difference in points of a hundred, with its interval, its seeds and its verdict."""
+    return numbers(found, unit) + ("" if found is None else f": {verdict(found[0])}")
+
+
+def numbers(found: tuple[Interval, int] | None, unit: float = 100.0) -> str:
+    """The same without a verdict, for what nothing was claimed of."""
+    if found is None:
+        return "not run with two seeds"
+    one, seeds = found
+    around = f"{unit * one.low:+.2f} to {unit * one.high:+.2f}"
+    return f"{unit * one.mean:+.2f} ({around}), {seeds} seeds"
+
+
+def verdict(found: Interval) -> str:
+    """Confirmed, refuted or undecided, as LOG.md has it."""
+    if found.low > 0:
+        return "confirmed"
+    if found.high < 0 or (found.low > -SAME and found.high < SAME):
+        return "REFUTED"
+    return "undecided"
+
+
+def helps(gain: tuple[Interval, int] | None, beyond: tuple[Interval, int] | None) -> str:
+    """Whether a loss helps: more than none, and more than its placebo."""
+    if gain is None or beyond is None:
+        return "cannot be said"
+    both = gain[0].low > 0 and beyond[0].low > 0
+    return "yes" if both else "no" if gain[0].high <= 0 or beyond[0].high <= 0 else "not shown"
+
+
+def spread(values: list[float]) -> str:
+    """A mean with the deviation between seeds."""
+    if not values:
+        return "-"
+    middle = f"{np.mean(values):.4f}"
+    return middle if len(values) < 2 else f"{middle} ± {np.std(values, ddof=1):.4f}"
+
+
+# --- the rules
+
+
+def accuracy_table(kept: Kept) -> None:
+    """Tables 1 and 2: a strong baseline, gains, and gains over placebos."""
+    none = kept.means("none", "accuracy")
+    strong = "yes" if none and np.mean(none) >= BEST[kept.name] else "NO"
+    print(f"baseline {spread(none)}, at least the paper's best {BEST[kept.name]}: {strong}")
+    means = {}
+    for loss in ("coral", "mse", "mmd", "adversarial"):
+        gain, beyond = kept.minus(loss, "none"), kept.minus(loss, PLACEBO[loss])
+        means[loss] = kept.means(loss, "accuracy")
+        print(f"  {loss}: {spread(means[loss])}")
+        print(f"    over none: {said(gain)}")
+        print(f"    over {PLACEBO[loss]}: {said(beyond)}")
+        print(f"    helps: {helps(gain, beyond)}")
+    for row in sorted({label for label, _ in kept.results} - {"none", *means}):
+        found = kept.minus(row, "none")
+        print(f"  {row}: {spread(kept.means(row, 'accuracy'))}, over none {numbers(found)}")
+    order = {"none": float(np.mean(none)), **{k: float(np.mean(v)) for k, v in means.items() if v}}
+    if len(order) == 5:
+        print(
+            f"  rank correlation with the paper's five rows: {ranks(order, PAPER[kept.name]):+.2f}"
+        )
+
+
+def ranks(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float:
+    """Spearman's correlation of two orders of the same rows."""
+    order = [np.argsort(np.argsort([one[name] for name in theirs])) for one in (ours, theirs)]
+    return float(np.corrcoef(*order)[0, 1])
+
+
+def scenes(kept: Kept) -> None:
+    """Agreement with the truth: before and after, over placebos, and with the truth as target."""
+    rows = [row for row in (*LOSSES, "truth-kl", "truth-mse", "truth-adversarial")
+            if kept.seeds(row)]  # fmt: skip
+    for row in ("none", *rows):
+        values = {name: spread(kept.means(row, name)) for name in KEPT[:4]}
+        print(f"  {row}: " + ", ".join(f"{name} {value}" for name, value in values.items()))
+    shown = 0
+    for row in rows:
+        for name in ("mass_inside", "pointing", "rank_correlation", "accuracy"):
+            print(f"    {row} over none, {name}: {said(kept.minus(row, 'none', name))}")
+            placebo = PLACEBO.get(row, "")
+            if kept.seeds(placebo):
+                print(f"    {row} over {placebo}, {name}: {said(kept.minus(row, placebo, name))}")
+        gain = kept.minus(row, "none", "mass_inside")
+        shown += row in LOSSES and gain is not None and gain[0].low > 0
+        found = {name: spread(kept.means(row, name)) for name in FOUND if kept.means(row, name)}
+        if found:
+            print(f"    {row}, targets: " + ", ".join(f"{k} {v}" for k, v in found.items()))
+    tried = [row for row in rows if row in LOSSES]
+    print(
+        f"  mass inside raised for {shown} losses of {len(tried)} that were run; three are wanted"
+    )
+    works = [row for row in rows if row.startswith("truth")]
+    held = [kept.minus(row, "none", "mass_inside") for row in works]
+    if all(one is not None and one[0].low > 0 for one in held) and works:
+        print(f"  with the truth as target it rises for {', '.join(works)}: the machinery works")
+
+
+def people(kept: Kept) -> None:
+    """Yelp-HAT: rank correlation with what people marked."""
+    print(f"  none: {spread(kept.means('yelp-none', 'rank_correlation'))}")
+    for row in sorted({label for label, _ in kept.results} - {"yelp-none"}):
+        for name in ("rank_correlation", "mass_inside", "accuracy"):
+            over = kept.minus(row, "yelp-none", name)
+            print(f"  {row} over none, {name}: {said(over)}")
+        plain = row.removeprefix("yelp-")
+        placebo = f"yelp-{PLACEBO.get(plain, '')}"
+        if kept.seeds(placebo):
+            beyond = kept.minus(row, placebo, "rank_correlation")
+            print(f"  {row} over {placebo}, rank_correlation: {said(beyond)}")
+
+
+def main() -> None:
+    """Keep what is named, or apply the rules to all that is kept."""
+    if len(sys.argv) == 3:
+        keep(Path(sys.argv[1]), Path(sys.argv[2]))
+    for name, rule in (
+        ("ssa-1", accuracy_table),
+        ("ssa-2", accuracy_table),
+        ("ssa-2-short", accuracy_table),
+        ("ssa-scenes", scenes),
+        ("ssa-scenes-small", scenes),
+        ("ssa-3", people),
+    ):
+        if (HERE / name / "samples.npz").is_file():
+            print(f"\n{name}")
+            rule(read(HERE / name))
+        else:
+            print(f"\n{name}: nothing is kept")
+
+
+if __name__ == "__main__":
+    main()
