@@ -20,7 +20,7 @@ from typing import Any
 
 from overt import files
 from overt.errors import BadInput, Failed, Stopped
-from overt.recipes import folder, ltpa, scenes, settings
+from overt.recipes import folder, han, ltpa, scenes, settings
 from overt.recipes.comparison import Row
 from overt.recipes.recipe import Recipe
 
@@ -43,12 +43,14 @@ LEARNED = (
     "judge.fgsm=0",
     "judge.pgd=0",
 )
+HARD = (*SHORT, "model.select=top", "model.cells=16")
 ROWS = (
     Row("question-only", scenes.scenes_question, SHORT),
     Row("no-attention", scenes.scenes_none, SHORT),
     Row("soft-attention", scenes.scenes_soft, SHORT),
     Row("truth-supervised", scenes.scenes_truth, SHORT),
     Row("learned-attention", ltpa.ltpa_scenes, LEARNED),
+    Row("hard-attention", han.han_scenes, HARD),
 )
 FIRST = tuple(row.label for row in ROWS[:4])
 

@@ -47,6 +47,15 @@ def test_learned_attention_is_a_row_and_says_what_it_is() -> None:
     assert made.model.width < 1 and made.train.epochs <= 5
 
 
+def test_hard_attention_is_a_row_and_asks_the_same_questions() -> None:
+    (row,) = demo.pick(["hard-attention"])
+    made, soft = demo.recipe_of(row), demo.recipe_of(demo.pick(["soft-attention"])[0])
+    assert made.name == "han-scenes" and row.label not in demo.FIRST
+    for key in ("train", "val", "test", "size", "world"):
+        assert getattr(made.data, key) == getattr(soft.data, key)
+    assert made.model.cells == 16
+
+
 def test_rows_are_picked_by_name_in_our_order() -> None:
     assert demo.pick([]) == tuple(row for row in demo.ROWS if row.label in demo.FIRST)
     assert demo.pick(["all"]) == demo.pick(["soft-attention", "all"]) == demo.ROWS
