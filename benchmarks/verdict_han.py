@@ -1,0 +1,279 @@
+"""Apply the decision rules in LOG.md to what is kept of hard attention.
+
+    python benchmarks/verdict_han.py                                            # benchmarks/han-*
+    python benchmarks/verdict_han.py runs/sort benchmarks/han-sortclevr         # keep runs first
+    python benchmarks/verdict_han.py --figure runs/sort build/figure3.svg       # draw figure 3
+
+Intervals are over seeds and questions where there are several seeds, else over questions.
+Differences are taken question by question and seed by seed, in the seeds that both rows have.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.measure import bootstrap, two_level
+from overt.measure.statistics import Interval
+
+HERE = Path(__file__).parent
+KEPT = ("accuracy", "covered", "beyond_chance", "cells_kept")
+STRONG, POINT, MISSED, COLLAPSE = 0.94, 0.01, 0.9, 2.0
+LEARNED = ("gumbel-sum-16", "straight-through-sum-16", "soft-to-hard-sum-16")
+FIGURE_3 = ("rn", "han-rn", "st-rn")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The runs of one table: what they reported, and their numbers question by question."""
+
+    results: Mapping[tuple[str, int], dict[str, Any]]
+    samples: Mapping[str, Tensor]
+
+    def has(self, *rows: str) -> bool:
+        """Whether there is a run of each of these rows; those that are missing are named."""
+        missing = [row for row in rows if row not in {label for label, _ in self.results}]
+        if missing:
+            print(f"  not run: {', '.join(missing)}")
+        return not missing
+
+    def seeds(self, row: str) -> list[int]:
+        """The seeds of a row."""
+        return sorted(seed for label, seed in self.results if label == row)
+
+    def each(self, row: str, name: str, seeds: Sequence[int] | None = None) -> Tensor:
+        """A number of every question of a row, a line a seed; questions without it are left out."""
+        chosen = self.seeds(row) if seeds is None else seeds
+        found = torch.stack([self.samples[f"{row}/seed-{seed}/{name}"] for seed in chosen])
+        return found[:, ~found.isnan().any(dim=0)]
+
+    def minus(self, one: str, other: str, name: str) -> Interval:
+        """The difference of two rows in one number."""
+        both = sorted(set(self.seeds(one)) & set(self.seeds(other)))
+        return over(self.each(one, name, both) - self.each(other, name, both))
+
+    def means(self, row: str, name: str) -> list[float]:
+        """The number of a row, seed by seed."""
+        return self.each(row, name).mean(dim=1).tolist()
+
+
+def over(values: Tensor) -> Interval:
+    """The mean of numbers by seed and question, and its interval."""
+    return two_level(values) if len(values) > 1 else bootstrap(values[0])
+
+
+def read(folder: Path) -> Kept | None:
+    """What is kept of a table; None where nothing is."""
+    if not (folder / "samples.npz").is_file():
+        return None
+    results = {}
+    for path in sorted(folder.glob("*/seed-*/results.json")):
+        seed = int(path.parent.name.removeprefix("seed-"))
+        results[path.parts[-3], seed] = json.loads(path.read_text())
+    with np.load(folder / "samples.npz") as found:
+        samples = {name: torch.from_numpy(found[name].astype("f8")) for name in found.files}
+    return Kept(results, samples)
+
+
+def keep(runs: Path, folder: Path) -> None:
+    """Copy the results of finished runs, their clocks, and what the rules ask of the questions."""
+    arrays: dict[str, Any] = {}
+    if (folder / "samples.npz").is_file():
+        with np.load(folder / "samples.npz") as before:
+            arrays |= {name: before[name] for name in before.files}
+    for place in sorted(path.parent for path in runs.glob("*/seed-*/samples.npz")):
+        key = f"{place.parent.name}/{place.name}"
+        (folder / key).mkdir(parents=True, exist_ok=True)
+        for name in ("results.json", "clock.json"):
+            if (place / name).is_file():
+                (folder / key / name).write_bytes((place / name).read_bytes())
+        with np.load(place / "samples.npz") as samples:
+            for name in samples.files:
+                if name.startswith(KEPT):
+                    arrays[f"{key}/{name}"] = samples[name].astype("f2")
+    np.savez_compressed(folder / "samples.npz", **arrays)
+
+
+# --- words
+
+
+def said(found: Interval) -> str:
+    """An interval in points of a hundred."""
+    return f"{100 * found.mean:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
+
+
+def decided(found: Interval) -> str:
+    """Confirmed, refuted or open."""
+    return "confirmed" if found.low > 0 else "refuted" if found.high < 0 else "open"
+
+
+def listed(values: Sequence[float]) -> str:
+    """A number seed by seed."""
+    return " ".join(f"{value:.3f}" for value in values)
+
+
+def difference(kept: Kept, one: str, other: str, name: str, what: str) -> None:
+    """One difference and what it decides."""
+    print(f"{what}: {one} minus {other}, {name}")
+    if kept.has(one, other):
+        found = kept.minus(one, other, name)
+        print(f"  {said(found)}: {decided(found)}")
+
+
+def no_worse(kept: Kept, one: str, other: str, name: str, what: str) -> None:
+    """Whether a row is at most one point behind another."""
+    print(f"{what}: {one} minus {other}, {name}")
+    if kept.has(one, other):
+        found = kept.minus(one, other, name)
+        print(f"  {said(found)}: {'yes' if found.low > -POINT else 'not shown'}")
+
+
+def overview(kept: Kept) -> None:
+    """Every row: accuracy by seed, cells kept, operations."""
+    for row in dict.fromkeys(label for label, _ in kept.results):
+        runs = [one for (label, _), one in kept.results.items() if label == row]
+        ours = [run["ours"] for run in runs]
+        cells = statistics.fmean(one["cells_kept"]["value"] for one in ours)
+        work = statistics.fmean(one["flops"]["value"] for one in ours)
+        line = f"{row}: accuracy {listed(kept.means(row, 'accuracy'))}, {cells:.1f} cells"
+        print(f"{line}, {work / 1e6:.2f} million operations")
+
+
+# --- the tables
+
+
+def sort_of_clevr(kept: Kept) -> None:
+    """The rules for Sort-of-CLEVR."""
+    name = "accuracy_relational"
+    for row, what in (("rn", "strong enough a baseline"), ("han-rn", "must show")):
+        print(f"{what}: {row}, {name}")
+        if kept.has(row):
+            each = kept.means(row, name)
+            enough = "yes" if statistics.fmean(each) >= STRONG else "NO"
+            print(f"  {listed(each)}, mean {statistics.fmean(each):.3f}: {enough}")
+    if kept.has("han-rn") and statistics.fmean(kept.means("han-rn", name)) < STRONG:
+        found = statistics.fmean(
+            run["groups"]["covered"]["relational"]["value"]
+            for (row, _), run in kept.results.items()
+            if row == "han-rn"
+        )
+        missed = "cells are missed" if found < MISSED else "not cells that are missed"
+        print(f"  the reason: covered {found:.3f}, {missed}")
+        if kept.has("rn-aligned"):
+            print(f"  the aligned network: {listed(kept.means('rn-aligned', name))}")
+    no_worse(kept, "han-rn", "rn-aligned", name, "the choice is free")
+    for other in ("random-rn", "blind-rn"):
+        difference(kept, "han-rn", other, name, "the rule is worth something")
+    print("figure 3a: seconds to 90 % of validation, seed by seed")
+    if kept.has("rn", "han-rn"):
+        for seed in kept.seeds("rn"):
+            pair = [kept.results.get((row, seed), {}).get("clock", {}) for row in ("rn", "han-rn")]
+            print(f"  seed {seed}: rn, han-rn {[one.get('seconds_to_90') for one in pair]}")
+    print("figure 3b: straight-through")
+    if kept.has("st-rn", "han-rn"):
+        spread = [max(one) - min(one) for one in (kept.means(r, name) for r in ("st-rn", "han-rn"))]
+        apart = kept.minus("st-rn", "han-rn", name)
+        loose = spread[0] > 2 * spread[1] or apart.high < 0
+        print(f"  seeds apart {spread[0]:.3f} against {spread[1]:.3f}; {said(apart)}")
+        print(f"  {'unstable' if loose else 'not unstable here'}")
+    difference(kept, "adahan-rn", "han-rn", name, "as many as a question needs")
+    collapse(kept, "adahan-rn")
+
+
+def collapse(kept: Kept, row: str) -> None:
+    """Whether an adaptive row has come to keep next to nothing."""
+    if kept.has(row):
+        cells = kept.means(row, "cells_kept")
+        fallen = statistics.fmean(cells) < COLLAPSE
+        print(f"  cells kept {listed(cells)}: {'collapse' if fallen else 'no collapse'}")
+
+
+def choosing(kept: Kept, name: str = "accuracy") -> None:
+    """The rules that scenes, easy-VQA and DAQUAR share."""
+    no_worse(kept, "han-sum-16", "sum", name, "a few are enough")
+    no_worse(kept, "han-pairwise-16", "pairwise", name, "a few are enough")
+    no_worse(kept, "han-pairwise-48", "san2-pos", name, "at least as good as soft")
+    difference(kept, "han-pairwise-48", "san2-pos", name, "better than soft")
+    for row in ("adahan-pairwise", "adahan-sum"):
+        other = row.replace("adahan", "han") + "-48"
+        difference(kept, row, other, name, "as many as a question needs")
+        collapse(kept, row)
+    for k in (16, 32, 48):
+        difference(kept, f"han-sum-{k}", f"han-sum-{k}-depth0", name, "layers before the sum")
+    for other in ("random-sum-16", "blind-sum-16"):
+        difference(kept, "han-sum-16", other, name, "the rule is worth something")
+    for row in LEARNED:
+        difference(kept, row, "han-sum-16", name, "learned choices")
+
+
+def scenes(kept: Kept) -> None:
+    """The rules for scenes."""
+    print("finds what decides: han-sum-16, beyond_chance")
+    if kept.has("han-sum-16"):
+        found = over(kept.each("han-sum-16", "beyond_chance"))
+        print(f"  {said(found)}: {decided(found)}")
+    for other in ("blind-sum-16", "random-sum-16"):
+        difference(kept, "han-sum-16", other, "covered", "finds what decides")
+    choosing(kept)
+
+
+def daquar(kept: Kept) -> None:
+    """The rules for DAQUAR."""
+    difference(kept, "sum", "random-sum-16", "accuracy", "says something about choosing")
+    choosing(kept)
+    difference(kept, "simple-han", "simple-san", "accuracy", "end to end")
+
+
+TABLES = {
+    "han-sortclevr": sort_of_clevr,
+    "han-scenes": scenes,
+    "han-easyvqa": choosing,
+    "han-daquar": daquar,
+}
+
+
+def figure(runs: Path, out: Path) -> None:
+    """Validation accuracy against seconds of training, a line a run, as figure 3."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    drawn, axes = pyplot.subplots(figsize=(6, 4))
+    for number, row in enumerate(FIGURE_3):
+        for path in sorted(runs.glob(f"{row}/seed-*/clock.json")):
+            rows = json.loads(path.read_text())["rows"]
+            label = row if path.parent.name == "seed-0" else None
+            seconds, right = ([one[name] for one in rows] for name in ("seconds", "accuracy"))
+            axes.plot(seconds, right, color=f"C{number}", label=label)
+    axes.set(xlabel="seconds of training", ylabel="validation accuracy")
+    axes.legend()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(out, bbox_inches="tight")
+
+
+def main(words: Sequence[str]) -> None:
+    """Keep or draw what is named, or judge all that is kept."""
+    match words:
+        case ["--figure", runs, out]:
+            figure(Path(runs), Path(out))
+            return
+        case [runs, folder]:
+            keep(Path(runs), Path(folder))
+    for name, judge in TABLES.items():
+        kept = read(HERE / name)
+        print(f"\n== {name}" if kept else f"\n== {name}: nothing is kept")
+        if kept is not None:
+            overview(kept)
+            judge(kept)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
