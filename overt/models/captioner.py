@@ -1,0 +1,407 @@
+"""A Transformer that describes images: an encoder over regions or cells, a decoder over words.
+
+The plain Transformer of Fei, "Attention-Aligned Transformer for Image Captioning", AAAI 2022,
+sections 2 and 5.1: six layers, width 512, eight heads, a norm after every sum. What words look at
+is read and changed from outside: `overt.watch`, `overt.supervise.Aligner`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from overt.attention import POINT, AttentionMap, Layout, regions, words
+from overt.data.batch import Batch
+from overt.geometry import RegionGeometry
+from overt.models import pretrained
+from overt.models.cnn import Cells
+from overt.models.eyes import Eye, eye_from
+from overt.models.output import Output
+
+Heads = Float[Tensor, "b h _ d"]  # queries, keys or values of any number of positions
+
+
+@dataclass(frozen=True)
+class CaptionSizes:
+    """The sizes of the network; the paper's by default. `inner` is that of feed-forward layers."""
+
+    vocabulary: int
+    width: int = 512
+    layers: int = 6
+    heads: int = 8
+    inner: int = 2048
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"a width of {self.width} does not divide into {self.heads} heads")
+
+
+class RegionEye(nn.Module):
+    """Features of regions computed before, `width` numbers each, some absent in some images.
+
+    A region is a row of `batch.features`; `batch.region_mask` says which are there.
+    """
+
+    def __init__(self, width: int = 2048) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, batch: Batch) -> Cells:
+        """The features as they are."""
+        if batch.features is None or batch.features.shape[-1] != self.width:
+            found = None if batch.features is None else batch.features.shape[-1]
+            raise ValueError(
+                f"this model looks at regions of {self.width} numbers; the batch has "
+                f"{'none' if found is None else f'{found} numbers a region'}"
+            )
+        geometry = None if batch.boxes is None else RegionGeometry(batch.boxes)
+        return Cells(batch.features, regions(batch.features.shape[1], geometry=geometry))
+
+    def config(self) -> dict[str, Any]:
+        """The size of the features."""
+        return {"kind": "regions", "width": self.width}
+
+
+# --- what the decoder works on
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """An image as the decoder sees it: a state a region, and which regions are there."""
+
+    states: Float[Tensor, "b k w"]
+    present: Bool[Tensor, "b k"] | None
+    layout: Layout
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def without(self, mask: Mapping[str, Tensor] | None) -> "Memory":
+        """The memory without what a mask by span name removes: 1 keeps a region, 0 hides it."""
+        name = self.layout.spans[0].name
+        if mask is None or name not in mask:
+            return self
+        kept = mask[name].to(self.states.device) > 0
+        return replace(self, present=kept if self.present is None else kept & self.present)
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """Logits of the word after each one given, and the attention behind them when it is asked for.
+
+    Queries and keys are kept a layer, not weights: the kernels stay fused, and `attention` is
+    computed when somebody reads it. It is what the model would do by itself; under an edit ask the
+    watcher.
+    """
+
+    logits: Float[Tensor, "b n v"]
+    queries: tuple[Heads, ...]
+    keys: tuple[Heads, ...]
+    memory: Memory
+    place: Layout
+
+    @property
+    def attention(self) -> AttentionMap:
+        """Where each word was looked for: (b, l, h, words, regions)."""
+        pairs = zip(self.queries, self.keys, strict=True)
+        scores = [q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) for q, k in pairs]
+        present = self.memory.present
+        hidden = None if present is None else rearrange(present, "b k -> b 1 k")
+        layout = self.memory.layout
+        return AttentionMap.from_scores(torch.stack(scores, dim=1), layout, self.place, hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """How far a captioner has come with each sample: keys and values of all layers so far.
+
+    `seen` are those of the image, which beams of one image share the sense of, not the memory;
+    `past` those of the words; `sample` says whose image a row looks at.
+    """
+
+    memory: Memory
+    seen: tuple[tuple[Heads, Heads], ...]
+    past: tuple[tuple[Heads, Heads], ...]
+    sample: Int[Tensor, " b"]
+    length: int = 0
+
+    def reorder(self, rows: Int[Tensor, " n"]) -> "Written":
+        """The samples named, in their order; images are only moved where they are others."""
+        past = tuple((key[rows], value[rows]) for key, value in self.past)
+        sample = self.sample[rows]
+        if torch.equal(sample, self.sample):  # beams of one image changing places
+            return replace(self, past=past)
+        memory, present = self.memory, self.memory.present
+        return Written(
+            Memory(
+                memory.states[rows],
+                None if present is None else present[rows],
+                memory.layout.select(rows),
+            ),
+            tuple((key[rows], value[rows]) for key, value in self.seen),
+            past,
+            sample,
+            self.length,
+        )
+
+
+# --- layers
+
+
+class MultiHeadAttention(nn.Module):
+    """Scaled dot-product attention in heads (eq. 1), on the fused kernel."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.value, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        for layer in (self.query, self.key, self.value, self.out):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def asked(self, states: Float[Tensor, "b n w"]) -> Heads:
+        """The queries of states."""
+        return rearrange(self.query(states), "b n (h d) -> b h n d", h=self.heads)
+
+    def read(self, states: Float[Tensor, "b n w"]) -> tuple[Heads, Heads]:
+        """The keys and values of states."""
+        key, value = (
+            rearrange(layer(states), "b n (h d) -> b h n d", h=self.heads)
+            for layer in (self.key, self.value)
+        )
+        return key, value
+
+    def forward(
+        self,
+        query: Heads,
+        key: Heads,
+        value: Heads,
+        allowed: Bool[Tensor, "b 1 #q k"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "b q w"]:
+        """What the queries find."""
+        found = nn.functional.scaled_dot_product_attention(
+            *(query, key, value, allowed),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal,
+        )
+        return self.out(rearrange(found, "b h q d -> b q (h d)"))
+
+
+class CrossAttention(MultiHeadAttention):
+    """From words to regions."""
+
+
+class CausalAttention(MultiHeadAttention):
+    """From words to the words before them and to themselves."""
+
+    is_causal = True
+
+
+class EncoderLayer(nn.Module):
+    """Regions look at regions, then each thinks by itself."""
+
+    def __init__(self, sizes: CaptionSizes) -> None:
+        super().__init__()
+        self.own = MultiHeadAttention(sizes.width, sizes.heads, sizes.dropout)
+        self.think = _feed_forward(sizes)
+        self.norms = nn.ModuleList(nn.LayerNorm(sizes.width) for _ in range(2))
+        self.drop = nn.Dropout(sizes.dropout)
+
+    def forward(
+        self, states: Float[Tensor, "b k w"], allowed: Bool[Tensor, "b 1 1 k"] | None
+    ) -> Float[Tensor, "b k w"]:
+        """The states after the layer."""
+        found = self.own(self.own.asked(states), *self.own.read(states), allowed)
+        states = self.norms[0](states + self.drop(found))
+        return self.norms[1](states + self.drop(self.think(states)))
+
+
+class DecoderLayer(nn.Module):
+    """Words look back, then at the image, then each thinks by itself."""
+
+    def __init__(self, sizes: CaptionSizes) -> None:
+        super().__init__()
+        self.own = CausalAttention(sizes.width, sizes.heads, sizes.dropout)
+        self.cross = CrossAttention(sizes.width, sizes.heads, sizes.dropout)
+        self.think = _feed_forward(sizes)
+        self.norms = nn.ModuleList(nn.LayerNorm(sizes.width) for _ in range(3))
+        self.drop = nn.Dropout(sizes.dropout)
+
+    def forward(
+        self,
+        states: Float[Tensor, "b n w"],
+        past: tuple[Heads, Heads] | None,
+        seen: tuple[Heads, Heads],
+        allowed: Bool[Tensor, "b 1 1 k"] | None,
+    ) -> tuple[Float[Tensor, "b n w"], Heads, tuple[Heads, Heads]]:
+        """The states after the layer, the queries to the image, and keys and values of all words.
+
+        With a past there is one new word, which may look at everything.
+        """
+        new = self.own.read(states)
+        key, value = new if past is None else (_after(past[0], new[0]), _after(past[1], new[1]))
+        found = self.own(self.own.asked(states), key, value, causal=past is None)
+        states = self.norms[0](states + self.drop(found))
+        query = self.cross.asked(states)
+        states = self.norms[1](states + self.drop(self.cross(query, *seen, allowed)))
+        return self.norms[2](states + self.drop(self.think(states))), query, (key, value)
+
+
+def _feed_forward(sizes: CaptionSizes) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(sizes.width, sizes.inner),
+        nn.ReLU(),
+        nn.Dropout(sizes.dropout),
+        nn.Linear(sizes.inner, sizes.width),
+    )
+
+
+def _after(old: Heads, new: Heads) -> Heads:
+    return torch.cat([old, new], dim=2)
+
+
+def waves(count: int, width: int, start: int = 0) -> Float[Tensor, "n d"]:
+    """Sines and cosines of places `start` and on, as in "Attention is all you need" (3.5)."""
+    place = torch.arange(start, start + count)[:, None]
+    pace = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
+    found = torch.zeros(count, width)
+    found[:, 0::2] = torch.sin(place * pace)
+    found[:, 1::2] = torch.cos(place * pace[: width // 2])
+    return found
+
+
+# --- the model
+
+
+class Captioner(nn.Module):
+    """Describes images, word after word; a `Decoder`, with a cache of keys and values.
+
+    `eye` gives regions or cells: `RegionEye` for features of regions, `CachedEye` for those of a
+    grid, `TrainedEye` for pixels. Cells of a grid get sines of their place added, regions do not,
+    as in the paper. `write` takes whole captions at once, `step` one word; both give the same.
+    A mask hides regions from words; what regions have told each other in the encoder stays.
+    """
+
+    def __init__(self, sizes: CaptionSizes, eye: Eye) -> None:
+        super().__init__()
+        self.sizes, self.eye = sizes, eye
+        self.of_region = nn.Sequential(
+            nn.Linear(eye.width, sizes.width),
+            nn.ReLU(),
+            nn.Dropout(sizes.dropout),
+            nn.LayerNorm(sizes.width),
+        )
+        self.encoder = nn.ModuleList(EncoderLayer(sizes) for _ in range(sizes.layers))
+        self.word = nn.Embedding(sizes.vocabulary, sizes.width)
+        nn.init.normal_(self.word.weight, std=sizes.width**-0.5)
+        self.drop = nn.Dropout(sizes.dropout)
+        self.decoder = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.layers))
+        self.next = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+
+    def encode(self, batch: Batch) -> Memory:
+        """The image of each sample after the encoder."""
+        cells = self.eye(batch)
+        span = cells.layout.spans[0]
+        present = batch.region_mask if span.name == "regions" else None
+        states = self.of_region(cells.values)
+        if len(span.shape) == 2:
+            states = states + waves(len(span), self.sizes.width).to(states)
+        allowed = _to_keys(present)
+        for layer in self.encoder:
+            states = layer(states, allowed)
+        return Memory(states, present, cells.layout)
+
+    def start(self, features: Memory, mask: Mapping[str, Tensor] | None = None) -> Written:
+        """The state before the first word, with keys and values of the image for all layers."""
+        memory = features.without(mask)
+        sample = torch.arange(len(memory), device=memory.states.device)
+        return Written(memory, self._seen(memory), (), sample)
+
+    def step(self, state: Written, tokens: Int[Tensor, " b"]) -> tuple[Output, Written]:
+        """Logits of the next word, where it is looked for, and the new state."""
+        states, queries, past = self._decode(
+            tokens[:, None], state.memory, state.seen, state.past, state.length
+        )
+        keys = tuple(key for key, _ in state.seen)
+        told = Told(self.next(states), queries, keys, state.memory, POINT)
+        after = replace(state, past=past, length=state.length + 1)
+        return Output(told.logits[:, 0], (told.attention,)), after
+
+    def write(
+        self,
+        features: Memory,
+        tokens: Int[Tensor, "b n"],
+        mask: Mapping[str, Tensor] | None = None,
+    ) -> Told:
+        """Logits after every word of captions that are given, all at once.
+
+        Captions are padded at their end: no word sees what comes after it, so padding needs no
+        mask, and what is told about it means nothing.
+        """
+        memory = features.without(mask)
+        seen = self._seen(memory)
+        states, queries, _ = self._decode(tokens, memory, seen, (), 0)
+        keys = tuple(key for key, _ in seen)
+        return Told(self.next(states), queries, keys, memory, words(tokens.shape[1]))
+
+    def forward(self, batch: Batch) -> Told:
+        """Logits after every word of the batch's captions but the last."""
+        if batch.tokens is None:
+            raise ValueError("a captioner is trained on a batch with tokens: captions")
+        return self.write(self.encode(batch), batch.tokens[:, :-1])
+
+    def _seen(self, memory: Memory) -> tuple[tuple[Heads, Heads], ...]:
+        layers = (cast(DecoderLayer, layer) for layer in self.decoder)
+        return tuple(layer.cross.read(memory.states) for layer in layers)
+
+    def _decode(
+        self,
+        tokens: Int[Tensor, "b n"],
+        memory: Memory,
+        seen: Sequence[tuple[Heads, Heads]],
+        past: Sequence[tuple[Heads, Heads]],
+        start: int,
+    ) -> tuple[Float[Tensor, "b n w"], tuple[Heads, ...], tuple[tuple[Heads, Heads], ...]]:
+        width = self.sizes.width
+        places = waves(tokens.shape[1], width, start).to(memory.states)
+        states = self.drop(self.word(tokens) * math.sqrt(width) + places)
+        allowed = _to_keys(memory.present)
+        queries, kept = [], []
+        for at, layer in enumerate(self.decoder):
+            before = past[at] if past else None
+            states, query, new = layer(states, before, seen[at], allowed)
+            queries.append(query)
+            kept.append(new)
+        return states, tuple(queries), tuple(kept)
+
+    def config(self) -> dict[str, Any]:
+        """The values this model was made with."""
+        return {"sizes": asdict(self.sizes), "eye": self.eye.config()}
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and the weights."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> "Captioner":
+        """Read a model written by `save_pretrained`."""
+        return pretrained.load(_made, folder)
+
+
+def _made(config: Mapping[str, Any]) -> Captioner:
+    eye = config["eye"]
+    seen = RegionEye(eye["width"]) if eye.get("kind") == "regions" else eye_from(eye)
+    return Captioner(CaptionSizes(**config["sizes"]), seen)
+
+
+def _to_keys(present: Bool[Tensor, "b k"] | None) -> Bool[Tensor, "b 1 1 k"] | None:
+    return None if present is None else rearrange(present, "b k -> b 1 1 k")
