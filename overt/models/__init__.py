@@ -95,6 +95,7 @@ from overt.models.thinning.thinned import Thinned, merge, thin
 from overt.models.vgg import VGG, VGGAttention, VGGGap, VGGProgressive, vgg_attention
 from overt.models.vlbert.marks import beside, marked
 from overt.models.vlbert.model import Classify, Point, Understood, VLBert, VLSizes, answering
+from overt.models.vlbert.negatives import nearest_others
 from overt.models.vlbert.phrases import Phrases, grounded_phrases
 from overt.models.vlbert.regions import GivenRegions, PooledRegions, RegionEye
 from overt.models.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
@@ -202,6 +203,7 @@ __all__ = [
     "last",
     "marked",
     "merge",
+    "nearest_others",
     "norm_a_cell",
     "norm_an_image",
     "parametrised",

@@ -9,7 +9,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from overt import watch
 from overt.attention import AttentionMap, Kind, Layout, Span, grid, rollout, words
+from overt.data.batch import Batch
 from overt.data.scenes.pairs import CaptionPairScenes, Describes
+from overt.models import adopt
 from overt.supervise import Loss, cross_entropy
 from overt.supervise.grounding import (
     Matcher,
@@ -27,6 +29,7 @@ from overt.supervise.grounding import (
     turned,
     within,
 )
+from tests.models.tiny import bert
 from tests.supervise.stream import Stream, packed, truth
 
 LENGTHS = [(5, 4), (8, 2), (3, 6)]
@@ -402,7 +405,7 @@ def test_indirect_without_phrases_is_zero_with_a_finite_gradient():
 
 def test_a_matcher_starts_as_xavier_has_it():
     torch.manual_seed(0)
-    match = Matcher(200)
+    match = Matcher(200).requires_grad_(False)
     assert float(match.judge.weight.abs().max()) <= math.sqrt(6 / 401)
     assert float(match.judge.weight.std()) == pytest.approx(math.sqrt(2 / 401), rel=0.1)
     assert (match.judge.bias == 0).all()
@@ -500,3 +503,27 @@ def test_cells_of_a_grid_are_keys_like_any_other():
     weights = torch.full((1, 1, 1, 1, 4), 0.25, dtype=torch.float64)
     attention = AttentionMap(weights, keys, words(1), kind=Kind.PROBABILITY)
     assert float(to_regions(within(attention), truth([{0: [2]}], 1, 4)).total) == math.log(4)
+
+
+def test_any_adopted_model_is_supervised_inside_its_forward_pass():
+    """A BERT of somebody else: some tokens stand for words, others for regions, kernels fused."""
+    tokens = torch.randint(1, 12, (3, 9))
+    there = torch.arange(9) < torch.tensor([[9], [7], [8]])
+    given = Batch(ids=("a", "b", "c"), tokens=tokens, token_mask=there)
+    boxes = torch.tensor([[5, 6, 7, 8], [4, 5, 6, -1], [5, 6, 7, -1]])
+    spans = (Span("text", (5,), slice(0, 5)), Span("regions", (4,), boxes))
+    target = truth([{1: [0], 2: [3]}, {}, {3: [1, 2]}], 5, 4)
+    target = replace(target, values=target.values.float())
+    adopted = adopt(
+        bert(),
+        layout=Layout(spans, 9),
+        reduce=lambda seen: seen.log_block("text", "regions"),
+        loss=lambda seen, batch: to_regions(seen.log_block, target),
+    )
+    output = adopted(given)
+    full = cross_entropy(output.looking_at("regions"), target)
+    torch.testing.assert_close(output.loss.total, full.total)
+    assert int(output.loss.count) == 3
+    output.loss.total.backward()
+    query = adopted.model.bert.encoder.layer[0].attention.self.query.weight
+    assert query.grad.any() and adopted.model.config._attn_implementation == "sdpa"
