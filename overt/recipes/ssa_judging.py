@@ -21,11 +21,12 @@ from overt.recipes.experiment import Evaluation, Value, direction
 from overt.recipes.ssa_stages import Stages
 from overt.recipes.ssa_teaching import everything
 from overt.supervise import Surrogates
-from overt.supervise.surrogate import mean
+from overt.supervise.surrogate import OnlyWords, asking, mean, without_whole
 from overt.supervise.surrogate.look import resting
 from overt.supervise.targets import fitted
 
 CARRIED = 100  # samples whose exact earth mover's distance on a grid is computed: each is a search
+ALONE = 200  # held-out texts of which only two words are kept
 SEARCHED = 2000  # training samples on which what was found is held against the truth
 
 CHANCE = Measure("probability of the truth", "probability", True, 0.0, 1.0)
@@ -151,8 +152,24 @@ def _of_search(stages: Stages) -> dict[str, Value]:
             for key, (declared, values) in rows.items()
             if not torch.isnan(values).all()
         }
+    if "text" in stages.parts.names:
+        ours |= _words_alone(stages)
     ours["search_seconds"] = Value(stages.seconds, "seconds", "lower", "train", 1)
     return ours
+
+
+def _words_alone(stages: Stages) -> dict[str, Value]:
+    """How sure the first network is of the truth from its two best words alone (figure 6)."""
+    first: Any = stages.parts.first.to(stages.device)
+    held = stages.parts.validation.first(ALONE, stages.device)
+    whole, two = list[Tensor](), list[Tensor]()
+    for batch in held:
+        with asking(first, batch, ["text"]) as look:
+            found = without_whole(look, OnlyWords(count=stages.recipe.surrogate.texts))
+        whole.append(found.base.exp())
+        two.append(found.best.exp())
+    both = {"whole_text_score": torch.cat(whole), "two_words_score": torch.cat(two)}
+    return {key: replace(_mean(CHANCE, values), split="val") for key, values in both.items()}
 
 
 def _mean(declared: Measure, values: Tensor) -> Value:

@@ -199,9 +199,9 @@ class Stages:
                     on_progress=lambda done, of: reporter.step(done, {}),
                 )
         finally:
-            self.seconds = before + time.perf_counter() - begun
+            self.seconds = round(before + time.perf_counter() - begun, 2)
             if processes(self.context.device).first:
-                files.write_json(out / ssa_ground.TIME, {"seconds": round(self.seconds, 2)})
+                files.write_json(out / ssa_ground.TIME, {"seconds": self.seconds})
 
     def masks(self) -> list[Masks]:
         """What is removed, a kind of input after the other; nothing for the network's own maps."""

@@ -100,6 +100,16 @@ def tables() -> tuple[Table, ...]:
             ),
             ("best_score", "base_score", "improved", "probes", "search_seconds", "accuracy"),
         ),
+        Table(
+            "ssa-words",
+            "Figure 6: how sure a network is of the truth from its two best words alone.",
+            (
+                row("trec", ssa.ssa_trec, Target.SURROGATE, Distance.MSE),
+                row("yelp", ssa.ssa_yelp, Target.SURROGATE, Distance.MSE),
+                row("easyvqa", ssa.ssa_easyvqa, Target.SURROGATE, Distance.MSE, Over.QUESTION),
+            ),
+            ("whole_text_score", "two_words_score", "base_score", "best_score", "improved"),
+        ),
     )
 
 
