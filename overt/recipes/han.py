@@ -261,6 +261,8 @@ def _hard(select: Select, aggregate: Aggregate, cells: int = 16, depth: int | No
 
 _SUM, _PAIRS, _RELATION = Aggregate.SUM, Aggregate.PAIRWISE, Aggregate.RELATION
 
+WARM = 4.0  # of AdaHAN: norms of many features are far apart, and at 1 it keeps few cells
+
 IN_TABLE_1: dict[str, Model] = {
     **{f"han-sum-{k}": _hard(Select.TOP, _SUM, k) for k in (16, 32, 48, 64)},
     "sum": _hard(Select.ALL, _SUM),
@@ -292,7 +294,7 @@ CONTROLS: dict[str, Model] = {
         ("straight-through", Select.STRAIGHT_THROUGH),
         ("soft-to-hard", Select.SOFT_TO_HARD),
     )
-}
+} | {"adahan-warm-sum": replace(_hard(Select.ABOVE_UNIFORM, _SUM), temperature=WARM)}
 
 
 def relational(cells: int) -> dict[str, Model]:
@@ -306,6 +308,7 @@ def relational(cells: int) -> dict[str, Model]:
         "rn-aligned": _hard(Select.ALL, _RELATION, cells),
         "han-rn": _hard(Select.TOP, _RELATION, cells),
         "adahan-rn": _hard(Select.ABOVE_UNIFORM, _RELATION, cells),
+        "adahan-warm-rn": replace(_hard(Select.ABOVE_UNIFORM, _RELATION, cells), temperature=WARM),
         "han-sum": _hard(Select.TOP, _SUM, cells),
         "san2-pos": Model(soft=Soft.SAN2_POS, cells=cells),
         "st-rn": _hard(Select.STRAIGHT_THROUGH, _RELATION, cells),
@@ -342,6 +345,8 @@ def changes(model: Model) -> tuple[str, ...]:
             wanted["cells"] = model.cells
         if model.select is Select.SHARE:
             wanted["share"] = model.share
+        if model.select is Select.ABOVE_UNIFORM and model.temperature != 1:
+            wanted["temperature"] = model.temperature
     return tuple(f"model.{key}={value}" for key, value in wanted.items())
 
 

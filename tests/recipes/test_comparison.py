@@ -37,6 +37,20 @@ def test_mean_and_sample_deviation_over_the_seeds(filled: Filled) -> None:
     assert (missing.mean, missing.seeds) == (None, 0)
 
 
+def test_what_a_run_cost_can_be_a_column(toy_table: Table) -> None:
+    """Facts and clock times of a run, where no measure has their name."""
+    ours = {"flops": {"value": 7, "unit": "operations", "direction": "lower"}}
+    facts = {"ours": ours, "seconds": 12.5, "flops": 99, "clock": {"seconds_to_90": 3.5}}
+    one = Entry("plain", 0, Path("p"), "run", results=facts)
+    made = Filled(toy_table, {"plain": toy_table.rows[0].recipe()}, (one,))
+    for column, value in (("seconds", 12.5), ("seconds_to_90", 3.5), ("flops", 7)):
+        cell = made.cell("plain", column)
+        assert cell.mean == value and cell.higher_is_better is False
+    assert made.cell("plain", "seconds").unit == "seconds"
+    for column in ("seconds_to_94", "parameters", "seed"):
+        assert made.cell("plain", column).mean is None
+
+
 def test_the_text_has_ours_beside_the_papers(filled: Filled) -> None:
     header, lines = comparison.as_text(filled)
     assert header == ["row", "accuracy ↑ (share)", "paper", "error (%)", "seeds", "from"]

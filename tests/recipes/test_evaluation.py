@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -295,6 +295,17 @@ def test_without_images_the_map_over_the_text_is_judged() -> None:
     np.testing.assert_allclose(found.samples["entropy"], wanted, atol=1e-5)
 
 
+def test_cached_features_are_an_image_too() -> None:
+    class Cached(Questions):
+        def batch(self, indices: Sequence[int]) -> Batch:
+            found = super().batch(indices)
+            return replace(found, features=torch.zeros(len(found), CELLS, 2))
+
+    found = Judge(Cached(seen=("text",)), NAMES).evaluate(Known(), CPU)
+    np.testing.assert_allclose(found.samples["entropy"], slow_table(64)["entropy"], atol=1e-5)
+    assert all(one.image is None and one.cells is None for one in found.gallery)
+
+
 def test_without_a_truth_nothing_is_compared_with_it() -> None:
     found = Judge(Questions(truth=False), NAMES).evaluate(Known(), CPU)
     assert set(found.ours) == {"accuracy", "deletion", "flips", "entropy"}
@@ -320,6 +331,18 @@ def test_the_gallery_holds_the_first_of_every_group() -> None:
         assert (one.truth_cells is None) == (row in (3, 4))
         assert "accuracy" in one.scores or LABELS[row] < 0
         assert all(value == value for value in one.scores.values())
+
+
+def test_a_photo_that_was_resized_is_shown_as_the_model_saw_it() -> None:
+    class Resized(Questions):
+        def batch(self, indices: Sequence[int]) -> Batch:
+            found = super().batch(indices)
+            assert found.geometry is not None
+            return replace(found, geometry=replace(found.geometry, size=2 * found.geometry.size))
+
+    for one in Judge(Resized(), NAMES).evaluate(Known(), CPU).gallery:
+        assert one.image is not None and one.geometry is not None
+        assert one.image.shape[:2] == (16, 24) == tuple(one.geometry.size[0].tolist())
 
 
 # --- numbers that a recipe adds
