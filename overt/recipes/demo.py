@@ -20,7 +20,7 @@ from typing import Any
 
 from overt import files
 from overt.errors import BadInput, Failed, Stopped
-from overt.recipes import folder, han, ltpa, scenes, settings
+from overt.recipes import folder, han, ltpa, scenes, settings, ssa
 from overt.recipes.comparison import Row
 from overt.recipes.recipe import Recipe
 
@@ -43,6 +43,7 @@ LEARNED = (
     "judge.fgsm=0",
     "judge.pgd=0",
 )
+OWN = (*SHORT, "supervise.loss=kl", "surrogate.probes=24")
 HARD = (*SHORT, "model.select=top", "model.cells=16")
 ROWS = (
     Row("question-only", scenes.scenes_question, SHORT),
@@ -51,6 +52,7 @@ ROWS = (
     Row("truth-supervised", scenes.scenes_truth, SHORT),
     Row("learned-attention", ltpa.ltpa_scenes, LEARNED),
     Row("hard-attention", han.han_scenes, HARD),
+    Row("self-supervised", ssa.ssa_scenes, OWN),
 )
 FIRST = tuple(row.label for row in ROWS[:4])
 

@@ -150,8 +150,7 @@ class _Found:
                     truth=self.texts["truth"][first + row],
                     confidence=float(sure[row]),
                     scores=known,
-                    **_picture(batch, output, row),
-                    **_sentence(batch, output, row),
+                    **drawn(batch, output, row),
                 )
             )
 
@@ -298,6 +297,11 @@ def calibrated(found: Evaluation, bins: int = 15, draws: int = 1000) -> Evaluati
 
 
 # --- what the gallery shows
+
+
+def drawn(batch: Batch, output: Output, row: int) -> dict[str, Any]:
+    """What of a sample can be shown: its image and its text, with the maps over both."""
+    return {**_picture(batch, output, row), **_sentence(batch, output, row)}
 
 
 def _picture(batch: Batch, output: Output, row: int) -> dict[str, Any]:

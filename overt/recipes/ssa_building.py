@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,14 @@ def build(recipe: SsaRecipe, context: Context) -> Experiment:
     second = copy.deepcopy(first) if recipe.taught else first
     names = SPANS[recipe.supervise.over] if isinstance(recipe.model, AskModel) else _only(recipe)
     parts = Parts(
-        opened.train, opened.validation, first, second, names, more_of(recipe), opened.batch
+        opened.train,
+        opened.validation,
+        first,
+        second,
+        names,
+        more_of(recipe),
+        opened.shown,
+        opened.batch,
     )
     stages = Stages(recipe, context, parts)
     judge = opened.test
@@ -76,11 +84,18 @@ def build(recipe: SsaRecipe, context: Context) -> Experiment:
     )
 
 
+@dataclass(frozen=True)
 class Opened:
-    """The three parts of a data set; `batch` items are searched at a time."""
+    """The three parts of a data set, and `shown`, the first of them as it lies on the disk.
 
-    def __init__(self, train: DataSet, validation: Judge, test: Judge, batch: int = 256) -> None:
-        self.train, self.validation, self.test, self.batch = train, validation, test, batch
+    `batch` items are searched at a time.
+    """
+
+    train: DataSet
+    validation: Judge
+    test: Judge
+    shown: DataSet
+    batch: int = 256
 
 
 Made = tuple[Opened, Callable[[], nn.Module]]
@@ -130,9 +145,9 @@ def texts(data: Texts, model: TextModel | Pretrained, context: Context) -> Made:
     classes = train.data.classes
     judges = Judge(held, classes, portion=128), Judge(test, classes, portion=128)
     if tuned is not None:  # whose words are found by their characters
-        return Opened(train, *judges), lambda: tuned(len(classes))
+        return Opened(train, *judges, train), lambda: tuned(len(classes))
     known = data.name is Files.YELP  # what people marked stands on words, which are not held
-    opened = Opened(train if known else Held.of(train, device_of(context)), *judges)
+    opened = Opened(train if known else Held.of(train, device_of(context)), *judges, train)
     assert isinstance(model, TextModel)
     return opened, lambda: text_classifier(model, train.data.reader.size, len(classes))
 
@@ -188,9 +203,8 @@ def pictures(data: Pictures, model: PictureModel, context: Context) -> Made:
     whole = [First(sets.Cifar10(root, split), data.limit) for split in SPLITS]
     classes = whole[0].data.classes
     train, held, test = (sets.Resident.of(one, device) for one in whole)
-    opened = Opened(
-        train, Judge(held, classes, portion=512), Judge(test, classes, portion=512), batch=1024
-    )
+    judges = Judge(held, classes, portion=512), Judge(test, classes, portion=512)
+    opened = Opened(train, *judges, train, batch=1024)
 
     def make() -> nn.Module:
         wide = max(4, round(64 * model.width))
@@ -239,7 +253,8 @@ def _asked(
     train, held, test = parts
     classes = train.data.classes
     judges = Judge(held, classes, portion=128), Judge(test, classes, portion=128)
-    opened = Opened(train, *judges) if resident is None else Opened(resident, *judges, batch=1024)
+    many = 256 if resident is None else 1024
+    opened = Opened(train if resident is None else resident, *judges, train, batch=many)
 
     def make() -> nn.Module:
         vocabulary = train.data.reader.size
@@ -277,7 +292,7 @@ def scenes(data: Scenes, model: AskModel, context: Context) -> Made:
     counts = (data.train, data.val, data.test)
     train, held, test = (part(split, n) for split, n in zip(SPLITS, counts, strict=True))
     judges = Judge(held, train.answers), Judge(test, train.answers, chance)
-    opened = Opened(Held.of(train, device_of(context)), *judges, batch=256)
+    opened = Opened(Held.of(train, device_of(context)), *judges, train, batch=256)
     wanted = SceneModel(model.width, glimpses=model.glimpses, dropout=model.dropout)
     if model.net is not Answerer.SMALL:
         raise BadInput("scenes are answered by model.net=small")

@@ -4,7 +4,7 @@ Of the test: agreement with the truth or with people, also that of the first net
 and accuracies of several right answers. Of the training split: what the search found.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,19 @@ from overt import measure
 from overt.attention import AttentionMap
 from overt.data.batch import Batch
 from overt.measure.measured import Measure
-from overt.recipes.evaluation import Judge, Noted, also, noted
+from overt.models import Output
+from overt.recipes.evaluation import Judge, Noted, also, drawn, noted
 from overt.recipes.experiment import Evaluation, Value, direction
 from overt.recipes.ssa_stages import Stages
 from overt.recipes.ssa_teaching import everything
+from overt.show.sample import Sample
 from overt.supervise import Surrogates
 from overt.supervise.surrogate import OnlyWords, asking, mean, without_whole
 from overt.supervise.surrogate.look import resting
 from overt.supervise.targets import fitted
 
 CARRIED = 100  # samples whose exact earth mover's distance on a grid is computed: each is a search
+LOOKED, DRAWN = 64, 4  # training samples that are looked through, and drawn
 ALONE = 200  # held-out texts of which only two words are kept
 SEARCHED = 2000  # training samples on which what was found is held against the truth
 
@@ -53,7 +56,11 @@ def judged(judge: Judge, stages: Stages, name: str) -> Evaluation:
             before |= _carried(judge, first, name, device)
         more |= {f"{key}_before": value for key, value in before.items()}
     found = _by_type(also(found, more, str(judge.data.split)))
-    return replace(found, ours={**found.ours, **_of_search(stages), **_of_scale(stages)})
+    return replace(
+        found,
+        ours={**found.ours, **_of_search(stages), **_of_scale(stages)},
+        gallery=[*found.gallery, *_looks(stages, judge.classes, name)],
+    )
 
 
 def _further(model: Any, batch: Batch, name: str) -> Noted:
@@ -120,6 +127,39 @@ def _by_type(found: Evaluation) -> Evaluation:
 
 
 # --- what the search found
+
+
+def _looks(stages: Stages, classes: Sequence[str], name: str) -> list[Sample]:
+    """Where the first network looked by itself, and where it was surest (figures 3 and 5).
+
+    Of the first training samples, those that a mask has made surer of the truth most of all.
+    """
+    found = stages.found
+    if found is None:
+        return []
+    first: Any = stages.parts.first.to(stages.device)
+    shown = stages.parts.shown
+    batch = shown.batch(range(min(LOOKED, len(shown)))).to(stages.device)
+    with resting(first):
+        output: Output = first(batch)
+    own = mean(output.looking_at(name))
+    target = fitted(found.target(batch.ids, name).to(stages.device), own)
+    base, best = found.base(batch.ids, name).exp(), found.best(batch.ids, name).exp()
+    chosen = (best - base).argsort(descending=True, stable=True)[:DRAWN].tolist()
+    said = output.prediction.argmax(dim=-1)
+    truth = batch.labels if batch.labels is not None else said
+    return [
+        Sample(
+            id=f"{batch.ids[row]}, {title}",
+            group=title,
+            prediction=classes[int(said[row])],
+            truth=classes[int(truth[row])],
+            scores={"probability_of_truth": float(score[row])},
+            **drawn(batch, Output(output.prediction, (attention,)), row),
+        )
+        for title, attention, score in (("own look", own, base), ("best look", target, best))
+        for row in chosen
+    ]
 
 
 def _of_scale(stages: Stages) -> dict[str, Value]:

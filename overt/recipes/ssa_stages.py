@@ -58,7 +58,7 @@ SHARD = 4096  # items that are kept together
 
 @dataclass(frozen=True)
 class Parts:
-    """What the stages of a run work on."""
+    """What the stages of a run work on; `shown` is the training part with all that people see."""
 
     train: Source
     validation: Judge
@@ -66,6 +66,7 @@ class Parts:
     second: nn.Module
     names: tuple[str, ...]
     more: More
+    shown: Source
     batch: int = 256
 
 

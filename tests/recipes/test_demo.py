@@ -56,6 +56,13 @@ def test_hard_attention_is_a_row_and_asks_the_same_questions() -> None:
     assert made.model.cells == 16
 
 
+def test_the_self_supervised_row_searches_and_trains_twice() -> None:
+    (row,) = demo.pick(["self-supervised"])
+    made = demo.recipe_of(row)
+    assert made.name == "ssa-scenes" and made.searched and made.taught  # type: ignore[attr-defined]
+    assert row.label not in demo.FIRST
+
+
 def test_rows_are_picked_by_name_in_our_order() -> None:
     assert demo.pick([]) == tuple(row for row in demo.ROWS if row.label in demo.FIRST)
     assert demo.pick(["all"]) == demo.pick(["soft-attention", "all"]) == demo.ROWS

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from overt import files
+from overt.show.sample import load_gallery
 from overt.supervise import Surrogates
 from tests.recipes import tiny
 
@@ -62,3 +63,19 @@ def test_distances_are_of_the_first_samples_and_missing_elsewhere(rows: dict[str
     there = ~np.isnan(samples["emd"])
     assert there.sum() == results["ours"]["emd"]["n"]
     assert results["ours"]["emd"]["direction"] == "lower"
+
+
+def test_looks_before_and_after_the_search_are_drawn(rows: dict[str, Any]) -> None:
+    out, _ = rows["surrogate"]
+    shown = [one for one in load_gallery(out / "gallery") if one.group.endswith("look")]
+    own = [one for one in shown if one.group == "own look"]
+    best = [one for one in shown if one.group == "best look"]
+    assert len(own) == len(best) > 0
+    for before, after in zip(own, best, strict=True):
+        assert before.id.rpartition(",")[0] == after.id.rpartition(",")[0]
+        assert after.scores["probability_of_truth"] >= before.scores["probability_of_truth"]
+        assert before.cells is not None and after.cells is not None
+    kept = Surrogates(out / "surrogates")
+    (first, *_) = best
+    wanted = kept.target([first.id.rpartition(",")[0]]).weights.flatten().numpy()
+    np.testing.assert_allclose(first.cells.flatten(), wanted, atol=1e-6)
