@@ -43,7 +43,7 @@ class CaptionSizes:
             raise ValueError(f"a width of {self.width} does not divide into {self.heads} heads")
 
 
-class RegionEye(nn.Module):
+class CachedRegions(nn.Module):
     """Features of regions computed before, `width` numbers each, some absent in some images.
 
     A region is a row of `batch.features`; `batch.region_mask` says which are there.
@@ -285,9 +285,9 @@ def waves(count: int, width: int, start: int = 0) -> Float[Tensor, "n d"]:
 class Captioner(nn.Module):
     """Describes images, word after word; a `Decoder`, with a cache of keys and values.
 
-    `eye` gives regions or cells: `RegionEye` for features of regions, `CachedEye` for those of a
-    grid, `TrainedEye` for pixels. Cells of a grid get sines of their place added, regions do not,
-    as in the paper. `write` takes whole captions at once, `step` one word; both give the same.
+    `eye` gives regions or cells: `CachedRegions` has features of regions, `CachedEye` those of a
+    grid, `TrainedEye` is for pixels. Cells of a grid get sines of their place added; regions do
+    not, as in the paper. `write` takes whole captions at once, `step` one word; both give the same.
     A mask hides regions from words; what regions have told each other in the encoder stays.
     """
 
@@ -399,7 +399,7 @@ class Captioner(nn.Module):
 
 def _made(config: Mapping[str, Any]) -> Captioner:
     eye = config["eye"]
-    seen = RegionEye(eye["width"]) if eye.get("kind") == "regions" else eye_from(eye)
+    seen = CachedRegions(eye["width"]) if eye.get("kind") == "regions" else eye_from(eye)
     return Captioner(CaptionSizes(**config["sizes"]), seen)
 
 

@@ -7,7 +7,7 @@ from torch import nn
 import overt
 from overt.data.batch import Batch
 from overt.errors import Damaged
-from overt.models.captioner import Captioner, CaptionSizes, RegionEye, waves
+from overt.models.captioner import CachedRegions, Captioner, CaptionSizes, waves
 from overt.models.eyes import CachedEye, TrainedEye
 from overt.models.output import Decoder, State
 from overt.testing import check_decoder, toy_batch
@@ -31,7 +31,7 @@ def region_batch(counts=(5, 3, 4), seed=0) -> Batch:
 
 def captioner(eye=None, seed=0) -> Captioner:
     torch.manual_seed(seed)
-    return Captioner(SIZES, eye or RegionEye(8)).eval()
+    return Captioner(SIZES, eye or CachedRegions(8)).eval()
 
 
 def test_the_contract_of_decoders_holds_over_regions_and_over_a_grid():
@@ -163,7 +163,7 @@ def test_places_are_sines():
     torch.testing.assert_close(waves(1, 6, start=2), places[2:])
 
 
-@pytest.mark.parametrize("eye", [RegionEye(8), CachedEye(8, (1, 5))])
+@pytest.mark.parametrize("eye", [CachedRegions(8), CachedEye(8, (1, 5))])
 def test_a_saved_model_tells_the_same(tmp_path, eye):
     model, batch = captioner(eye), region_batch()
     model.save_pretrained(tmp_path / "model")

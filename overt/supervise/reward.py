@@ -1,0 +1,142 @@
+"""What a captioner learns from: the next word of a caption, and a reward for captions of its own.
+
+Rennie, Marcheret, Mroueh, Ross and Goel, "Self-Critical Sequence Training for Image Captioning",
+CVPR 2017, https://arxiv.org/abs/1612.00563; eq. 11 and 12 of Fei, AAAI 2022. Rewards, decoders and
+baselines are callables: `overt.measure.captions.Consensus` is the usual reward.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from overt.supervise.loss import Loss
+
+Rewards = Float[Tensor, "b s"]  # of the s captions drawn of each image
+Baseline = Callable[[Rewards], Float[Tensor, "b #s"]]
+
+
+def next_words(
+    logits: Float[Tensor, "b n v"],
+    tokens: Int[Tensor, "b n"],
+    mask: Bool[Tensor, "b n"],
+    smoothing: float = 0.0,
+) -> Loss:
+    """`-log p` of every token (eq. 11), summed over those of the mask; one row a token."""
+    losses = torch.nn.functional.cross_entropy(
+        logits.float().transpose(1, 2), tokens, reduction="none", label_smoothing=smoothing
+    )
+    return Loss(losses.where(mask, 0).sum(), mask.sum())
+
+
+def log_probabilities(
+    logits: Float[Tensor, "b n v"], tokens: Int[Tensor, "b n"], never: tuple[int, ...] = ()
+) -> Float[Tensor, "b n"]:
+    """`log p` of every token; `never` are tokens that drawing leaves out, and so must this."""
+    logits = logits.float()
+    if never:
+        forbidden = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        forbidden[list(never)] = True
+        logits = logits.masked_fill(forbidden, -torch.inf)
+    return logits.log_softmax(dim=-1).gather(2, tokens[..., None])[..., 0]
+
+
+# --- baselines
+
+
+def mean_of_all(rewards: Rewards) -> Float[Tensor, "b 1"]:
+    """The mean reward of an image's captions (Cornia et al. 2020, over beams)."""
+    return rewards.mean(dim=1, keepdim=True)
+
+
+def mean_of_others(rewards: Rewards) -> Rewards:
+    """The mean reward of the other captions of the image: a baseline without bias.
+
+    With all of them, the caption itself among them, the gradient is (s - 1) / s of this one's.
+    """
+    s = rewards.shape[1]
+    if s < 2:
+        raise ValueError("a caption has no others to be compared with: draw two an image or more")
+    return (rewards.sum(dim=1, keepdim=True) - rewards) / (s - 1)
+
+
+def given(rewards: Float[Tensor, " b"]) -> Baseline:
+    """One known number an image: the reward of its greedy caption (Rennie et al.)."""
+    return lambda _: rewards[:, None]
+
+
+# --- a step
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """Captions that were drawn: those of one image stand together, as `decoding.sample` has it."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens with the end, padded: (b s) rows."""
+        ...
+
+    @property
+    def mask(self) -> Tensor:
+        """Which tokens belong to the captions."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Critique:
+    """The loss of a self-critical step, and what to watch.
+
+    `reward` is the mean of what was drawn, `best` of the best an image, `baseline` of what it was
+    held against; `spread` is the standard deviation of the difference. `idle` is the share of
+    images whose captions all have the same reward as their baseline: they teach nothing. `length`
+    is the mean number of tokens: rewards are sometimes won by it.
+    """
+
+    loss: Loss
+    reward: float
+    best: float
+    baseline: float
+    spread: float
+    idle: float
+    length: float
+
+
+def self_critical(
+    draw: Callable[[], Drawn],
+    reward: Callable[[Drawn], Rewards],
+    tell: Callable[[Drawn], Float[Tensor, "r n"]],
+    baseline: Baseline = mean_of_others,
+) -> Critique:
+    """One step of eq. 12: `-(r - b) log p(y)`, summed over captions y that the model drew.
+
+    `draw()` draws captions and `reward` judges them, both without gradient, and so is the baseline.
+    `tell` gives the log-probability of each token with gradient: of all tokens at once, which
+    costs one pass in the place of a graph over all steps. The loss has a row a caption.
+    """
+    with torch.no_grad():
+        drawn = draw()
+        rewards = reward(drawn)
+        rows = len(drawn.tokens)
+        if rewards.numel() != rows:
+            raise ValueError(f"{rewards.numel()} rewards for {rows} captions")
+        if not rewards.isfinite().all():
+            raise ValueError("a reward is not finite")
+        held = baseline(rewards).to(rewards).expand_as(rewards)
+        advantage = rewards - held
+    told = tell(drawn)
+    mask = drawn.mask.to(told.device)
+    texts = told.where(mask, 0).sum(dim=-1)
+    total = -(advantage.flatten().to(texts) * texts).sum()
+    return Critique(
+        Loss(total, torch.tensor(float(rows), device=total.device)),
+        float(rewards.mean()),
+        float(rewards.amax(dim=1).mean()),
+        float(held.mean()),
+        float(advantage.double().std(correction=0)),
+        float((advantage.abs().amax(dim=1) < 1e-9).double().mean()),
+        float(mask.sum(dim=-1).double().mean()),
+    )

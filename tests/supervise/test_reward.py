@@ -1,0 +1,151 @@
+import pytest
+import torch
+
+from overt.measure.captions import Consensus
+from overt.models.decoding import Rules, Texts, greedy, sample
+from overt.supervise.reward import (
+    Drawn,
+    given,
+    log_probabilities,
+    mean_of_all,
+    mean_of_others,
+    next_words,
+    self_critical,
+)
+from tests.models.test_captioner import TOKENS, captioner, region_batch
+
+RULES = Rules(longest=4)
+
+
+def drawing(tokens):
+    tokens = torch.tensor(tokens)
+    return Texts(tokens, tokens > 0, torch.zeros(tokens.shape))
+
+
+def test_next_words_is_the_cross_entropy_of_words_that_are_there():
+    model, batch = captioner(), region_batch()
+    logits, mask = model(batch).logits, TOKENS[:, 1:] > 0
+    loss = next_words(logits, TOKENS[:, 1:], mask)
+    expected = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), TOKENS[:, 1:].flatten(), ignore_index=0, reduction="sum"
+    )
+    torch.testing.assert_close(loss.total, expected)
+    assert int(loss.count) == int(mask.sum()) == 11
+    smooth = next_words(logits, TOKENS[:, 1:], mask, smoothing=0.1)
+    assert smooth.total > 0 and not torch.isclose(smooth.total, loss.total)
+
+
+def test_probabilities_leave_out_what_is_never_drawn():
+    logits = torch.zeros(1, 1, 4)
+    assert float(log_probabilities(logits, torch.tensor([[3]])).exp()) == pytest.approx(0.25)
+    assert float(log_probabilities(logits, torch.tensor([[3]]), (0, 1)).exp()) == pytest.approx(0.5)
+
+
+def test_baselines_by_hand():
+    rewards = torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 0.0]])
+    assert mean_of_all(rewards).tolist() == [[3], [0]]
+    assert mean_of_others(rewards).tolist() == [[4, 3.5, 1.5], [0, 0, 0]]
+    assert given(torch.tensor([5.0, 7.0]))(rewards).tolist() == [[5], [7]]
+    torch.testing.assert_close(
+        rewards - mean_of_all(rewards), (rewards - mean_of_others(rewards)) * 2 / 3
+    )
+    with pytest.raises(ValueError, match="no others"):
+        mean_of_others(rewards[:, :1])
+
+
+def test_a_step_by_hand():
+    log_p = torch.tensor([[-1.0, -2.0], [-3.0, -9.0]], requires_grad=True)
+    drawn = drawing([[5, 4], [4, 0]])
+    rewards = torch.tensor([[1.0, 0.5]])
+    found = self_critical(lambda: drawn, lambda _: rewards, lambda _: log_p)
+    # advantages 0.5 and -0.5, of texts with log-probabilities -3 and -3
+    assert float(found.loss.total.detach()) == pytest.approx(-(0.5 * -3) - (-0.5 * -3))
+    assert float(found.loss.count) == 2
+    found.loss.total.backward()
+    assert log_p.grad.tolist() == [[-0.5, -0.5], [0.5, 0]]
+    assert (found.reward, found.best, found.baseline) == (0.75, 1.0, 0.75)
+    assert (found.spread, found.idle, found.length) == (0.5, 0.0, 1.5)
+
+
+def test_equal_rewards_teach_nothing_and_are_counted():
+    log_p = torch.zeros(4, 1, requires_grad=True)
+    rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    found = self_critical(lambda: drawing([[5]] * 4), lambda _: rewards, lambda _: log_p)
+    found.loss.total.backward()
+    assert found.idle == 0.5 and log_p.grad.flatten().tolist()[:2] == [0, 0]
+
+
+def test_the_gradient_is_that_of_the_expected_reward():
+    """One word of three drawn often: the mean step comes near the exact gradient of E[r]."""
+    logits = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
+    worth = torch.tensor([1.0, 0.0, 3.0])
+    (exact,) = torch.autograd.grad(-(logits.softmax(-1) * worth).sum(), logits)
+    generator = torch.Generator().manual_seed(0)
+    words = torch.multinomial(logits.detach().softmax(-1), 40_000, True, generator=generator)
+    drawn = Texts(words[:, None], torch.ones(40_000, 1, dtype=torch.bool), torch.zeros(40_000, 1))
+    found = self_critical(
+        lambda: drawn,
+        lambda one: worth[one.tokens].view(-1, 4),
+        lambda one: logits.log_softmax(-1)[one.tokens],
+    )
+    (ours,) = torch.autograd.grad(found.loss.mean(), logits)
+    torch.testing.assert_close(ours, exact, atol=0.02, rtol=0)
+
+
+def test_drawing_and_judging_have_no_gradient():
+    seen = []
+
+    def note(value):
+        seen.append(torch.is_grad_enabled())
+        return value
+
+    self_critical(
+        lambda: note(drawing([[5], [6]])),
+        lambda _: note(torch.tensor([[1.0, 0.0]])),
+        lambda _: note(torch.zeros(2, 1, requires_grad=True)),
+        lambda rewards: note(mean_of_all(rewards)),
+    )
+    assert seen == [False, False, False, True]
+
+
+def test_self_critical_steps_raise_the_reward_of_a_captioner():
+    model, batch = captioner(seed=7), region_batch()
+    references = [[[5, 6, 7]], [[8, 9]], [[10, 11, 5]]]
+    score = Consensus(references)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(0)
+    begin = torch.full((24, 1), RULES.begin)
+    rows = torch.arange(3).repeat_interleave(8)
+
+    def tell(drawn):
+        given_before = torch.cat([begin, drawn.tokens[:, :-1]], dim=1)
+        told = model.write(model.encode(batch.select(rows)), given_before)
+        return log_probabilities(told.logits, drawn.tokens, RULES.never).where(drawn.mask, 0)
+
+    def reward(drawn):
+        return torch.from_numpy(score(drawn.ids(), rows.tolist())).float().view(3, 8)
+
+    found = []
+    for _ in range(25):
+        step = self_critical(
+            lambda: sample(model, batch, 8, rules=RULES, generator=generator), reward, tell
+        )
+        optimizer.zero_grad()
+        step.loss.mean().backward()
+        optimizer.step()
+        found.append(step.reward)
+    assert sum(found[-5:]) > 1.5 * sum(found[:5])
+    with torch.no_grad():
+        assert isinstance(greedy(model, batch, RULES), Drawn)
+
+
+def test_bad_rewards_are_refused():
+    def step(rewards):
+        return self_critical(
+            lambda: drawing([[5], [6]]), lambda _: rewards, lambda _: torch.zeros(2, 1)
+        )
+
+    with pytest.raises(ValueError, match="3 rewards for 2 captions"):
+        step(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="not finite"):
+        step(torch.tensor([[float("nan"), 0.0]]))
