@@ -1,5 +1,6 @@
 """Modules that attend. Each has `encode(batch)`, `decide(features, mask)` and returns `Output`."""
 
+from overt.models import decoding
 from overt.models.adopted import Adopted, Supervised, adopt
 from overt.models.aggregate import (
     Aggregate,
@@ -9,7 +10,9 @@ from overt.models.aggregate import (
     Sum,
 )
 from overt.models.attached import Attached, attach
+from overt.models.captioner import CachedRegions, Captioner, CaptionSizes, Told
 from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN
+from overt.models.decoding import Rules, Texts
 from overt.models.efficientnet import EfficientNetLite, efficientnet_lite
 from overt.models.eyes import CachedEye, Eye, PlacedEye, TrainedEye
 from overt.models.finetuned import TextTransformer, finetune
@@ -116,6 +119,9 @@ __all__ = [
     "Bag",
     "Blind",
     "CachedEye",
+    "CachedRegions",
+    "CaptionSizes",
+    "Captioner",
     "Cells",
     "Classify",
     "Decision",
@@ -147,6 +153,7 @@ __all__ = [
     "ResNet",
     "ResNetAttention",
     "Rule",
+    "Rules",
     "Selection",
     "ShowAskAttend",
     "Sizes",
@@ -161,7 +168,9 @@ __all__ = [
     "Supervised",
     "TextClassifier",
     "TextTransformer",
+    "Texts",
     "Thinned",
+    "Told",
     "TrainedEye",
     "Understood",
     "VGGAttention",
@@ -185,6 +194,7 @@ __all__ = [
     "by_states",
     "climb",
     "concat",
+    "decoding",
     "dot",
     "drawn",
     "efficientnet_lite",
