@@ -53,7 +53,7 @@ class Target(Enum):
 
 
 class Distance(Enum):
-    """How far attention is from its target: eq. 2 to 5 of the paper, and others."""
+    """How far attention is from its target: eq. 3 to 6 of the paper, and others."""
 
     MSE = "mse"
     CORAL = "coral"
@@ -220,7 +220,7 @@ class Surrogate:
 class Supervise:
     """What attention is taught, how far from it counts, and how much.
 
-    `weight` multiplies the scale found (gamma and beta of eq. 6), or is the weight itself. `rival`
+    `weight` multiplies the scale found (gamma and beta of section 3.3), or is the weight itself. `rival`
     is the rate of the discriminator.
     """
 

@@ -163,7 +163,7 @@ def _looks(stages: Stages, classes: Sequence[str], name: str) -> list[Sample]:
 
 
 def _of_scale(stages: Stages) -> dict[str, Value]:
-    """The weight that was found for each span: gamma and beta of eq. 6."""
+    """The weight that was found for each span: gamma and beta of section 3.3."""
     return {
         f"gamma_{name}": Value(weight, "ratio", "neither", "train", 1)
         for name, weight in stages.gammas.items()

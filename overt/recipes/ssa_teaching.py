@@ -196,7 +196,9 @@ def task(output: models.Output, batch: Batch) -> Loss:
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """One step: the task, and the distance of attention over each span from its target (eq. 6).
+    """One step: the task, and the distance of attention over each span from its target.
+
+    The sum of section 3.3, `L_c + gamma L_image + beta L_text`, with eq. 2 as the task.
 
     `targets` are by span; a span without any takes the truth out of the batch.
     """

@@ -55,7 +55,7 @@ def kl(attention: AttentionMap, target: AttentionMap) -> Loss:
 
 
 def mse(attention: AttentionMap, target: AttentionMap) -> Loss:
-    """The mean over the visible keys of `(t - a)^2`, of every supervised row."""
+    """The mean over the visible keys of `(t - a)^2`, of every supervised row (SSA, eq. 6)."""
     visible = rearrange(attention.visible, "b q k -> b 1 1 q k")
     square = (precise(attention.weights) - precise(target.weights)).square() * visible
     return summed(square.sum(dim=-1) / visible.sum(dim=-1).clamp_min(1), attention, target)

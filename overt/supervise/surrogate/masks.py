@@ -4,7 +4,7 @@ A `Masks` is a plain value that says which masks there are; asked about a batch 
 `Candidates`. Number 0 of every sample removes nothing. Masks are made when they are taken, so
 memory does not depend on how many there are.
 
-Random grids follow "Self Supervision for Attention Networks", section 4.1; shifted ones follow
+Random grids follow "Self Supervision for Attention Networks", section 4.2; shifted ones follow
 Petsiuk, Das and Saenko, "RISE", BMVC 2018, https://arxiv.org/abs/1806.07421, section 3.2.
 """
 
@@ -317,7 +317,7 @@ def _as_numbers(bits: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class WithoutWords:
-    """Every choice of a few words removed, by default two at a time: n (n - 1) / 2 (section 3.4).
+    """Every choice of a few words removed, by default two at a time: n (n - 1) / 2 (section 3.2).
 
     `sizes` are how many words are removed at once: (1, 2) means each word and each pair. A text
     with more than `count` choices has `count` of them, smaller sizes first and the rest at random.

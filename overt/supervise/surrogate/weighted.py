@@ -1,7 +1,7 @@
 """The mean of all that was seen, weighted by how sure the model was: what the best one replaces.
 
 The paper takes the single best map and says that it does better than a weighted sum, without
-numbers (section 3.2). These are the other side of that comparison, with the interface of `search`.
+numbers (section 3.1). These are the other side of that comparison, with the interface of `search`.
 `best` is the highest score met, `masks` are the mean masks, weighted alike.
 """
 
