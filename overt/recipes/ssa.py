@@ -220,8 +220,8 @@ class Surrogate:
 class Supervise:
     """What attention is taught, how far from it counts, and how much.
 
-    `weight` multiplies the scale found (gamma and beta of section 3.3), or is the weight itself. `rival`
-    is the rate of the discriminator.
+    `weight` multiplies the scale found (gamma and beta of section 3.3), or is the weight itself.
+    `rival` is the rate of the discriminator.
     """
 
     target: Target = Target.SURROGATE
