@@ -23,7 +23,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from overt.attention import AttentionMap, Form, Kind, rollout, words
+from overt import attention as maps
+from overt.attention import AttentionMap, Form, Kind, rollout
 from overt.capture.derived import rolling
 from overt.capture.seen import Seen
 from overt.supervise.loss import Loss
@@ -44,16 +45,18 @@ def direct(
     target: AttentionMap,
     onto_regions: Compare = cross_entropy,
     onto_text: Compare = cross_entropy,
+    words: Bool[Tensor, "b n"] | None = None,
 ) -> dict[str, Loss]:
     """Both directions on every layer and head that the block has (eq. 8).
 
     Two losses, because they count different rows: grounded tokens, and regions that are spoken of.
-    Each is the mean over layers and heads, summed over rows. `onto_text=bce_log` is what the
-    paper's code does in place of eq. 7.
+    Each is the mean over layers and heads, summed over rows. `words` says which tokens of the text
+    are in W; without it class and separator tokens are too, as in the paper's code.
+    `onto_text=bce_log` is what that code does in place of eq. 7.
     """
     return {
         "to_regions": to_regions(block, target, onto_regions),
-        "to_text": to_text(block, target, onto_text),
+        "to_text": to_text(block, target, onto_text, among=words),
     }
 
 
@@ -68,7 +71,8 @@ def to_regions(
     """How far grounded words are from looking at their regions (eq. 7), one row a token.
 
     `among` says which of the keys are in R; None takes all that the block may see. The whole-image
-    box is no region here; the paper's code has it in R.
+    box is no region here. The paper's code has it in R: `with_image(target)` over a span of it and
+    the regions.
     """
     return _compared(block, target, compare, (text, regions), among)
 
@@ -236,6 +240,16 @@ def only_first(target: AttentionMap) -> AttentionMap:
     )
 
 
+def with_image(target: AttentionMap) -> AttentionMap:
+    """The truth over one key more, before the others: the whole image, which nothing speaks of."""
+    nothing = -torch.inf if target.form is Form.LOG else 0.0
+    values = nn.functional.pad(target.values, (1, 0), value=nothing)
+    mask = None
+    if target.mask is not None:
+        mask = torch.cat([target.mask.any(dim=-1, keepdim=True), target.mask], dim=-1)
+    return replace(target, values=values, keys=maps.regions(values.shape[-1], "boxes"), mask=mask)
+
+
 def narrowed(attention: AttentionMap, among: Bool[Tensor, "b k"]) -> AttentionMap:
     """The map renormalised over some of its keys; exact, because a division cancels."""
     return replace(attention, mask=attention.visible & among[:, None]).normalize()
@@ -251,6 +265,6 @@ def picked(attention: AttentionMap, rows: Int[Tensor, "b s"]) -> AttentionMap:
     return replace(
         attention,
         values=torch.where(there[:, None, None, :, None], values, nothing),
-        queries=words(rows.shape[1], "rows"),
+        queries=maps.words(rows.shape[1], "rows"),
         mask=mask,
     )

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from overt import watch
-from overt.attention import AttentionMap, Kind, Layout, Span, grid, rollout, words
+from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, rollout, words
 from overt.data.batch import Batch
 from overt.data.scenes.pairs import CaptionPairScenes, Describes
 from overt.models import adopt
@@ -27,6 +27,7 @@ from overt.supervise.grounding import (
     to_regions,
     to_text,
     turned,
+    with_image,
     within,
 )
 from tests.models.tiny import bert
@@ -436,6 +437,16 @@ def test_several_boxes_share_a_token_and_the_code_takes_the_first():
     assert grounded(first).tolist() == [[1]]
 
 
+def test_the_whole_image_is_one_key_more_of_which_nothing_speaks():
+    target = truth([{1: [0, 3]}, {}], 2, 4)
+    found = with_image(target)
+    assert found.weights[0, 0, 0].tolist() == [[0] * 5, [0, 0.5, 0, 0, 0.5]]
+    assert torch.equal(found.rows, target.rows) and found.check() is found
+    assert with_image(replace(target, mask=None)).mask is None
+    logs = replace(target, values=target.log_weights, form=Form.LOG)
+    assert torch.equal(with_image(logs).weights, found.weights)
+
+
 def test_fewer_keys_are_a_matter_of_renormalising():
     seen, target = seen_of(stream(), (0,))
     image = torch.tensor([[False, True, True, True]])  # the first box is that of the whole image
@@ -462,7 +473,7 @@ def test_picking_keeps_logarithms_and_hides_what_is_not_there():
     torch.testing.assert_close(found.weights[0, :, :, 0], attention.weights[0, :, :, 3])
     assert (found.weights[0, :, :, 1] == 0).all() and not found.rows[0, 1]
     torch.testing.assert_close(found.weights[1], attention.weights[1][:, :, :2])
-    plain = replace(attention, values=attention.weights, form=type(attention.form).PLAIN)
+    plain = replace(attention, values=attention.weights, form=Form.PLAIN)
     torch.testing.assert_close(picked(plain, rows).weights, found.weights)
 
 

@@ -56,8 +56,8 @@ class VLSizes:
 class Joined:
     """Captions and regions as one sequence: what stands where, what is there, what are words.
 
-    `layout` has "class", "text", "image" (the whole-image box) and "regions"; the end mark stands
-    in no span.
+    `layout` has "class", "text", "image" (the whole-image box), "regions", and "boxes", the last
+    two together; the end mark stands in no span.
     """
 
     embedded: Float[Tensor, "b k d"]
@@ -214,7 +214,7 @@ class VLBert(nn.Module):
         found = self.eye(batch)
         (b, n), m = tokens.shape, found.present.shape[1]
         lengths = there.sum(dim=1, keepdim=True)
-        if int(lengths.max()) + 2 > self.sizes.positions:
+        if n + 2 > self.sizes.positions and int(lengths.max()) + 2 > self.sizes.positions:
             raise ValueError(
                 f"a text of {int(lengths.max())} tokens is too long for {self.sizes.positions} "
                 "positions: regions and the end need two more"
@@ -357,6 +357,7 @@ def _layout(batch: Batch, n: int, m: int) -> Layout:
             Span("text", (n,), slice(0, n), batch.text),
             Span("image", (1,), slice(n, n + 1)),
             Span("regions", (m,), slice(n + 1, n + 1 + m), geometry),
+            Span("boxes", (m + 1,), slice(n, n + 1 + m)),
         ),
         n + m + 2,
     )

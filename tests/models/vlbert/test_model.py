@@ -22,7 +22,7 @@ from overt.models.vlbert.model import (
 from overt.models.vlbert.phrases import Phrases, grounded_phrases, pool, words_after
 from overt.models.vlbert.regions import GivenRegions
 from overt.supervise import classification
-from overt.supervise.grounding import Matcher, direct, indirect, rolled
+from overt.supervise.grounding import Matcher, direct, indirect, rolled, to_regions, with_image
 from overt.testing import check_model
 from tests.models.vlbert.scenes import SIZES, batch, eye, net, pairs, pointing
 
@@ -81,7 +81,7 @@ def test_every_position_is_the_sum_that_is_promised():
         assert found.present[row].tolist() == [bool(one) for one in there]
     spans = {span.name: span.index for span in found.layout.spans}
     assert spans == {"class": slice(0, 1), "text": slice(0, n), "image": slice(n, n + 1),
-                     "regions": slice(n + 1, n + 1 + m)}  # fmt: skip
+                     "regions": slice(n + 1, n + 1 + m), "boxes": slice(n, n + 1 + m)}  # fmt: skip
     marks = (given.tokens == SIZES.begin) | (given.tokens == SIZES.end)
     assert torch.equal(found.words, given.token_mask & ~marks)
 
@@ -190,6 +190,48 @@ def test_t_vgp_9_a_samples_loss_is_the_same_in_any_batch():
             )
             apart.append(direct(model(short).seen.log_block, cut)[name].total)
         torch.testing.assert_close(loss.total, torch.stack(apart).sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_marks_of_the_text_and_the_whole_image_are_keys_only_where_asked():
+    model, given = net().eval(), batch()
+    output = model(given)
+    weights = output.seen.map().weights.detach()
+    n = given.tokens.shape[1]
+    turned = (given.target.weights[:, 0, 0] > 0).float().mT  # region, token
+    for words in (output.features.words, given.token_mask):
+        found = direct(output.seen.log_block, given.target, words=words)["to_text"]
+        block = weights[..., n + 1 : -1, :n] * words[:, None, None, None]
+        block = block / block.sum(dim=-1, keepdim=True)
+        costs = torch.where(turned[:, None, None] > 0, -block.log(), 0).sum(dim=-1)
+        costs = costs / turned.sum(dim=-1).clamp_min(1)[:, None, None]
+        torch.testing.assert_close(found.total, costs.mean(dim=(1, 2)).sum(), rtol=1e-4, atol=1e-4)
+    wide = to_regions(output.seen.log_block, with_image(given.target), regions="boxes")
+    block = weights[..., :n, n:-1]
+    block = block / block.sum(dim=-1, keepdim=True)
+    wanted = given.target.weights
+    costs = torch.where(wanted > 0, -wanted * block[..., 1:].log(), 0).sum(dim=-1)
+    torch.testing.assert_close(wide.total, costs.mean(dim=(1, 2)).sum(), rtol=1e-4, atol=1e-4)
+    assert int(wide.count) == int(given.target.rows.sum())
+
+
+@pytest.mark.parametrize("how", ["autocast", "bfloat16"])
+def test_sixteen_bits_learn_too_and_losses_are_in_32(how):
+    model, given = net(), batch()
+    if how == "bfloat16":
+        model = model.to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        features = model.encode(given)
+        output = model.decide(features)
+        masked = model.decide(features, {"regions": torch.full((4, 10), 0.5)})
+        found = direct(output.seen.log_block, given.target)
+    assert masked.prediction.dtype == torch.bfloat16 and masked.prediction.isfinite().all()
+    exact = direct(net()(given).seen.log_block, given.target)
+    for name, loss in found.items():
+        assert loss.total.dtype == torch.float32
+        torch.testing.assert_close(loss.mean(), exact[name].mean(), rtol=0.02, atol=0.02)
+    found["to_text"].total.backward()
+    grads = [p.grad for p in model.encoder.parameters() if p.grad is not None]
+    assert grads and all(one.isfinite().all() for one in grads)
 
 
 def test_rollout_and_the_classifier_supervise_it_too():
