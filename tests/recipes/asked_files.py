@@ -13,6 +13,7 @@ from overt.data.vqa import CP2
 from tests.data import test_clevr as clevr_files
 from tests.data import vqa_files
 
+SMALL = ("model.width=0.1", "train.steps=2")
 ASKED = (
     "what is on the table,cup",
     "how many chairs are there,{number}",

@@ -10,7 +10,7 @@ from overt.recipes import settings
 from overt.recipes.comparison import Table
 from overt.recipes.recipe import Recipe
 from tests import toys
-from tests.recipes import tiny
+from tests.recipes import asked_files, tiny
 
 
 @pytest.fixture
@@ -72,3 +72,26 @@ def ran(
         return known[name]
 
     return ran
+
+
+@pytest.fixture(scope="session")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sets of visual questions in the official formats; see `asked_files.expect_few`."""
+    return asked_files.write(tmp_path_factory.mktemp("asked"))
+
+
+@pytest.fixture
+def run(
+    asked: Path, few: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[Path, dict[str, Any]]]:
+    """`run("han-scenes", ...)` runs a recipe, tiny, and gives its folder and results."""
+    tiny.expect_few(monkeypatch)
+    asked_files.expect_few(monkeypatch)
+    monkeypatch.setattr("overt.recipes.han_features.default_cache", lambda: tmp_path / "cache")
+
+    def run(name: str, *sets: str, out: str = "run", **options: Any) -> tuple[Path, dict[str, Any]]:
+        root = few if name == "han-easyvqa" else asked
+        recipe = tiny.recipe(name, *asked_files.SMALL, *sets)
+        return tmp_path / out, tiny.run(recipe, tmp_path / out, data_root=root, **options)
+
+    return run
