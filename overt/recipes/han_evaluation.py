@@ -23,7 +23,6 @@ SHARE = Measure("share kept", "share", None, low=0.0, high=1.0)
 FLOPS = Measure("operations", "operations", False, low=0.0)
 FOUND = Measure("truth covered", "share", True, low=0.0, high=1.0)
 GAINED = Measure("truth covered beyond chance", "share", True, low=-1.0, high=1.0)
-GROUPED = ("cells_kept", "covered", "beyond_chance")
 
 
 class LastHop:
@@ -142,7 +141,7 @@ def _scored(found: Evaluation, meaning: Measure, right: np.ndarray, judge: Judge
 
 
 def by_kind(found: Evaluation, split: str) -> Evaluation:
-    """The evaluation with accuracy by kind of question, and the cells of each kind."""
+    """The evaluation with accuracy, cells kept and truth covered by kind of question."""
     kinds = found.samples["group"]
     names = sorted(set(kinds.tolist()))
     # a map that keeps all cells has no ranks, and no sample then has their correlation
@@ -153,9 +152,14 @@ def by_kind(found: Evaluation, split: str) -> Evaluation:
             each = np.where(kinds == kind, found.samples["accuracy"], np.float32(np.nan))
             key = f"accuracy_{slug(kind)}"
             samples[key], ours[key] = each, valued(measure.accuracy.measure, each, split)
-    for name in GROUPED:
-        if name in samples:
-            groups[name] = dict(_means(samples[name], kinds, names))
+    groups["share_kept"] = dict(_means(samples["share_kept"], kinds, names))
+    if "covered" in samples:  # as many cells at random would cover their share
+        known = np.where(np.isnan(samples["covered"]), np.nan, samples["share_kept"])
+        chance = dict(_means(known, kinds, names))
+        groups["covered"] = {
+            kind: {**one, "chance": chance[kind]["value"]}
+            for kind, one in _means(samples["covered"], kinds, names)
+        }
     return replace(found, ours=ours, samples=samples, groups=groups)
 
 

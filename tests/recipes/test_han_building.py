@@ -77,7 +77,9 @@ def test_the_page_shows_the_cells_that_were_kept(run: Ran) -> None:
         assert one.image is not None and one.text is not None and one.cells is not None
         assert one.cells.shape == (5, 5) and set(np.unique(one.cells)) == {0, 1}
         assert one.cells.sum() == 6 and one.truth_cells is not None
-    assert results["groups"]["cells_kept"]["relational"]["value"] == 6
+    kept = results["groups"]["share_kept"]["relational"]["value"]
+    assert kept == pytest.approx(6 / 25)
+    assert results["groups"]["covered"]["relational"]["chance"] == pytest.approx(6 / 25)
 
 
 @pytest.mark.parametrize("label", ["rn", "adahan-rn", "st-rn", "gumbel-rn", "random-rn"])
