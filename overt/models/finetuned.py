@@ -5,7 +5,8 @@ fused kernels stay on. Batches hold the tokens of its own tokenizer: give the da
 `reader=HubTokenizer(net.tokenizer)`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class TextTransformer(nn.Module):
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write a folder that Hugging Face reads as its own: config, weights and tokenizer."""
-        with files.writing(Path(folder)) as temporary:
+        with _quiet(), files.writing(Path(folder)) as temporary:
             self.model.save_pretrained(temporary, safe_serialization=True)
             self.tokenizer.save_pretrained(temporary)
 
@@ -100,21 +101,30 @@ def _opened(folder: Path, **more: Any) -> TextTransformer:
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder} holds no Transformer: config.json is missing")
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
-    from transformers.utils import logging
 
-    told, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # that the new layer is new is what was asked for
-    logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, **more
-        )
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                folder, local_files_only=True, use_safetensors=True, **more
+            )
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
         raise BadInput(f"{folder} cannot be opened as a text classifier: {why}") from error
+    return TextTransformer(model, tokenizer)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars, and no word about the new layer, which is what was asked for; as before after it."""
+    from transformers.utils import logging
+
+    told, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
     finally:
         logging.set_verbosity(told)
         if bars:
             logging.enable_progress_bar()
-    return TextTransformer(model, tokenizer)

@@ -10,7 +10,7 @@ network, training and seed are the same; its files are checked before they are u
 written down before anything is made, so that a run that goes on stands where it stood.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def _look_around(recipe: SsaRecipe, context: Context) -> Ground:
     baseline = surrogates = None
     for place, held in _beside(context):
         theirs = held.results["settings"]
-        if held.results["recipe"] != recipe.name or not _alike(theirs, recipe, OF_BASELINE):
+        if held.results["recipe"] != recipe.name or not alike(theirs, recipe, OF_BASELINE):
             continue
         alone = theirs["supervise.target"] == Target.NONE.value
         trained = place / ("model" if alone else BASELINE)
@@ -89,7 +89,8 @@ def _beside(context: Context) -> Iterator[tuple[Path, folder.Held]]:
             yield place, held
 
 
-def _alike(theirs: dict[str, Any], recipe: SsaRecipe, sections: Sequence[str]) -> bool:
+def alike(theirs: Mapping[str, Any], recipe: SsaRecipe, sections: Sequence[str]) -> bool:
+    """Whether settings, as a run wrote them, are those of a recipe in these sections."""
     ours = settings.to_json(recipe)
     names = [key for key in {*ours, *theirs} if key.startswith(tuple(sections))]
     return all(key in ours and key in theirs and ours[key] == theirs[key] for key in names)
@@ -104,7 +105,7 @@ def _same_search(theirs: dict[str, Any], recipe: SsaRecipe) -> bool:
         recipe.searched
         and unmasked is (own.target is Target.OWN)
         and theirs["supervise.over"] in spans
-        and _alike(theirs, recipe, ("surrogate.",))
+        and alike(theirs, recipe, ("surrogate.",))
     )
 
 

@@ -104,6 +104,7 @@ class Stages:
     # --- the first training
 
     def ground(self) -> Ground:
+        """What this run stands on; the first of several processes decides it for all."""
         if self._ground is None:
             ranks = processes(self.context.device)
             if ranks.first:

@@ -90,15 +90,18 @@ def test_a_pretrained_encoder_is_tuned(run: Run, tmp_path: Path) -> None:
         ssa_building.tuner(Pretrained(str(tmp_path / "none")))(2)
 
 
+@pytest.mark.parametrize("target", ["surrogate", "truth"])
 def test_reviews_are_held_against_people(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     test_yelp.write(tmp_path)
     small = partial(yelp.YelpHat, reviews=10, test=2, validation=3)
     monkeypatch.setattr("overt.data.YelpHat", small)
-    ours = run("ssa-yelp", "supervise.loss=mse", root=tmp_path)[1]["ours"]
-    wanted = {"rank_correlation", "emd", "mass_inside", "surrogate_mass_inside", "own_pointing"}
-    assert {*wanted, "emd_before", "rank_correlation_before"} <= set(ours)
+    sets = ("supervise.loss=mse", f"supervise.target={target}")
+    ours = run("ssa-yelp", *sets, root=tmp_path)[1]["ours"]
+    assert {"rank_correlation", "emd", "mass_inside"} <= set(ours)
+    searched = {"surrogate_mass_inside", "own_pointing", "emd_before", "rank_correlation_before"}
+    assert searched <= set(ours) if target == "surrogate" else not searched & set(ours)
 
 
 def test_rooms_are_asked_about(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from overt.recipes import ssa_tables, tables
 from overt.recipes.settings import to_json
 from overt.recipes.ssa import Distance, SsaRecipe, Target
-from overt.recipes.ssa_ground import OF_BASELINE, _alike
+from overt.recipes.ssa_ground import OF_BASELINE, alike
 from overt.recipes.tables import made
 
 TABLES = {one.name: one for one in ssa_tables.tables()}
@@ -44,7 +44,7 @@ def test_every_loss_of_the_paper_has_a_placebo_that_it_can_tell_apart() -> None:
 
 def test_rows_of_one_task_share_their_ground() -> None:
     found = [one for one in rows("ssa-1").values() if one.name == "ssa-trec"]
-    assert all(_alike(to_json(found[0]), one, OF_BASELINE) for one in found)
+    assert all(alike(to_json(found[0]), one, OF_BASELINE) for one in found)
     searches = rows("ssa-masks")
     assert len({one.surrogate for one in searches.values()}) == len(searches)
 
