@@ -269,11 +269,13 @@ def _after(old: Heads, new: Heads) -> Heads:
     return torch.cat([old, new], dim=2)
 
 
-def waves(count: int, width: int, start: int = 0) -> Float[Tensor, "n d"]:
+def waves(
+    count: int, width: int, start: int = 0, device: torch.device | str = "cpu"
+) -> Float[Tensor, "n d"]:
     """Sines and cosines of places `start` and on, as in "Attention is all you need" (3.5)."""
-    place = torch.arange(start, start + count)[:, None]
-    pace = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
-    found = torch.zeros(count, width)
+    place = torch.arange(start, start + count, device=device)[:, None]
+    pace = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10_000) / width))
+    found = torch.zeros(count, width, device=device)
     found[:, 0::2] = torch.sin(place * pace)
     found[:, 1::2] = torch.cos(place * pace[: width // 2])
     return found
@@ -314,7 +316,7 @@ class Captioner(nn.Module):
         present = batch.region_mask if span.name == "regions" else None
         states = self.of_region(cells.values)
         if len(span.shape) == 2:
-            states = states + waves(len(span), self.sizes.width).to(states)
+            states = states + waves(len(span), self.sizes.width, device=states.device).to(states)
         allowed = _to_keys(present)
         for layer in self.encoder:
             states = layer(states, allowed)
@@ -372,7 +374,7 @@ class Captioner(nn.Module):
         start: int,
     ) -> tuple[Float[Tensor, "b n w"], tuple[Heads, ...], tuple[tuple[Heads, Heads], ...]]:
         width = self.sizes.width
-        places = waves(tokens.shape[1], width, start).to(memory.states)
+        places = waves(tokens.shape[1], width, start, tokens.device).to(memory.states)
         states = self.drop(self.word(tokens) * math.sqrt(width) + places)
         allowed = _to_keys(memory.present)
         queries, kept = [], []

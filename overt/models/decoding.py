@@ -130,10 +130,10 @@ def beams(
     total[:, 0] = 0  # all beams are the same text as yet: follow one of them
     done = torch.zeros(count, width, dtype=torch.bool, device=device)
     first = torch.arange(0, count * width, width, device=device)[:, None]
-    steps: list[_Step] = []
+    allowed, steps = _Allowed(rules), list[_Step]()
     for n in range(rules.longest):
         output, state = model.step(state, tokens)
-        log_p = _log_probabilities(output.prediction, rules, n).unflatten(0, (count, width))
+        log_p = allowed(output.prediction, n).unflatten(0, (count, width))
         silent = torch.full_like(log_p, -torch.inf)
         silent[..., rules.padding] = 0
         log_p = torch.where(done[..., None], silent, log_p)
@@ -199,17 +199,25 @@ def _begin(
     return state, torch.full((count,), rules.begin, device=device)
 
 
-def _log_probabilities(
-    logits: Float[Tensor, "b v"], rules: Rules, written: int
-) -> Float[Tensor, "b v"]:
-    """Of the next token under the rules, which share out what they forbid."""
-    logits = logits.float()
-    banned = [token for token in rules.never if token < logits.shape[-1] and token != rules.end]
-    if written + 1 < rules.shortest:
-        banned.append(rules.end)
-    forbidden = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    forbidden[banned] = True
-    return logits.masked_fill(forbidden, -torch.inf).log_softmax(dim=-1)
+class _Allowed:
+    """Log-probabilities of the next token under the rules, which share out what they forbid.
+
+    What is forbidden is written down once: a list sent to a GPU at each step would be waited for.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.forbidden = rules, torch.zeros(0, 0, dtype=torch.bool)
+
+    def __call__(self, logits: Float[Tensor, "b v"], written: int) -> Float[Tensor, "b v"]:
+        size, end = logits.shape[-1], self.rules.end
+        if not written:
+            never = [token for token in self.rules.never if token < size and token != end]
+            forbidden = torch.zeros(2, size, dtype=torch.bool)
+            forbidden[:, never] = True
+            forbidden[1, end] = True
+            self.forbidden = forbidden.to(logits.device)
+        early = written + 1 < self.rules.shortest
+        return logits.float().masked_fill(self.forbidden[int(early)], -torch.inf).log_softmax(-1)
 
 
 def _one_by_one(
@@ -222,10 +230,10 @@ def _one_by_one(
 ) -> Texts:
     state, tokens = _begin(model, batch, rules, features, each)
     there = torch.ones_like(tokens, dtype=torch.bool)
-    steps: list[_Step] = []
+    allowed, steps = _Allowed(rules), list[_Step]()
     for n in range(rules.longest):
         output, state = model.step(state, tokens)
-        log_p = _log_probabilities(output.prediction, rules, n)
+        log_p = allowed(output.prediction, n)
         tokens = choose(log_p)
         gained = log_p.gather(1, tokens[:, None])[:, 0]
         steps.append(_Step(tokens, there, gained, output.attention))

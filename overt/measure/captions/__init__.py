@@ -13,15 +13,18 @@ from overt.measure.captions.cider import (
 )
 from overt.measure.captions.meteor import Meteor, meteor, meteor_java
 from overt.measure.captions.rouge import rouge_l
+from overt.measure.captions.scores import CaptionScores, caption_scores
 from overt.measure.captions.spice import spice
 from overt.measure.captions.tokens import caption_words, java_words
 
 __all__ = [
     "Bleu",
+    "CaptionScores",
     "Consensus",
     "Frequencies",
     "Meteor",
     "bleu",
+    "caption_scores",
     "caption_words",
     "cider",
     "cider_d",

@@ -42,6 +42,7 @@ from overt.supervise.perturb.fusing import (
 from overt.supervise.perturb.masks import RandomMask
 from overt.supervise.reward import next_words
 from overt.testing import check_decoder
+from overt.train.loop import Limits, ParameterSet, fit
 from tests.models.test_captioner import TOKENS, captioner, region_batch
 
 ROWS = TOKENS[:, 1:] != PAD
@@ -332,3 +333,39 @@ def test_a_bart_is_aligned_from_outside():
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="needs places"):
         Aligner(captioner(), {})
+
+
+class Captions:
+    """The toy batch as a data set of three items."""
+
+    def __len__(self):
+        return 3
+
+    def batch(self, indices):
+        return region_batch().select(torch.tensor(list(indices)))
+
+
+def test_fit_trains_both_sets_and_keeps_them(tmp_path):
+    made = aligner(fuse=decay)
+    before = settings(made)
+
+    def one(model, batch, progress):
+        model.advance(3 * progress.fraction)
+        rows = batch.tokens[:, 1:] != PAD
+
+        def caption():
+            return next_words(model.model(batch).logits, batch.tokens[:, 1:], rows)
+
+        return align(model, caption, strength=0.5, rows=rows).losses
+
+    sets = {
+        CAPTIONER: ParameterSet(torch.optim.Adam(made.captioner_parameters(), lr=0.01)),
+        MASKS: ParameterSet(torch.optim.Adam(made.mask_parameters(), lr=0.01)),
+    }
+    limits = Limits(epochs=3, batch=3)
+    fitted = fit(made, Captions(), one, sets, limits, out=tmp_path, seed=0, device="cpu")
+    assert fitted.steps == 3
+    moved = {name.split(".")[0] for name, value in settings(made).items()
+             if not value.equal(before[name])}  # fmt: skip
+    assert moved == {"model", "masks", "fusions"}
+    assert float(next(iter(made.fusions.values())).elapsed) == pytest.approx(3 * 2 / 3)
