@@ -1,6 +1,7 @@
 """Numbers: one a sample, with what they mean. See `Measure`, and `statistics` for means."""
 
 from overt.data.answers import vqa_scores
+from overt.measure import captions
 from overt.measure.agreement import cc, js, kendall, kl, sim, spearman
 from overt.measure.answers import (
     accuracy,
@@ -197,6 +198,7 @@ __all__ = [
     "bootstrap",
     "by_group",
     "by_layer_and_head",
+    "captions",
     "cascading",
     "cc",
     "centre",
