@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from overt.data.captions import read_tokens
 from overt.errors import BadInput, Damaged
 from overt.measure.captions.cider import (
     Consensus,
@@ -14,6 +15,7 @@ from overt.measure.captions.cider import (
     document_frequencies,
     numbered,
 )
+from overt.measure.captions.tokens import caption_words
 from tests.measure.captions.examples import as_published, many
 
 
@@ -165,3 +167,15 @@ def test_what_does_not_fit_is_refused():
 def test_measures_say_what_they_are():
     assert cider_d.measure.higher_is_better and cider.measure.high == 10
     assert cider_d([["a"]], [[["a"]]]).dtype is torch.float64
+
+
+def test_captions_of_flickr8k_agree_with_pycocoevalcap_to_1e_9(data_root):
+    published = pytest.importorskip("pycocoevalcap.cider.cider", reason="no pycocoevalcap")
+    path = data_root / "flickr8k" / "Flickr8k.token.txt"
+    if not path.exists():
+        pytest.skip("the captions of Flickr8k are not under OVERT_DATA")
+    photos = list(read_tokens(path).values())[:600]
+    words = [[caption_words(text) for text in texts] for texts in photos]
+    candidates, references = [texts[0] for texts in words], [texts[1:] for texts in words]
+    _, theirs = published.Cider().compute_score(*as_published(candidates, references))
+    np.testing.assert_allclose(cider_d(candidates, references).numpy(), theirs, rtol=0, atol=1e-9)
