@@ -28,6 +28,7 @@ Places = Bool[Tensor, "b y x"]
 # what to put in the place of what is removed: (picture, removed, seen) -> a picture
 Fill = Callable[[Picture, Places, Places], Picture]
 
+_SMALL = 1024  # pixels of a picture up to which steps for all are faster than factors for each
 _PULL = 1e-10  # towards the start: equations with no known pixel in them would have no answer
 
 
@@ -47,11 +48,12 @@ def to_mean(picture: Picture, removed: Places, seen: Places) -> Picture:
 def blurred(picture: Picture, removed: Places, seen: Places, spread: float = 0.1) -> Picture:
     """The same picture out of focus; `spread` is the deviation as a share of the longer side.
 
+    It is one pixel or cell at least: less leaves a coarse grid as it is.
     What may not be seen, such as padding behind a text, does not run into what may.
     """
     height, width = picture.shape[-2:]
-    deviation = spread * max(height, width)
-    if deviation <= 0:
+    deviation = max(1.0, spread * max(height, width))
+    if spread <= 0:
         raise ValueError(f"a spread of {spread} blurs nothing; take a share of the side above 0")
     rows, columns = (_bell(side, deviation).to(picture) for side in (height, width))
     there = rearrange(seen, "b y x -> b 1 y x").to(picture.dtype)
@@ -75,8 +77,9 @@ def imputed(
     Efficient Evaluation Strategy for Attribution Methods", ICML 2022,
     https://arxiv.org/abs/2202.00449, section 5): neighbours count 1/6 beside and 1/12 at corners,
     all equations are solved together, and a little noise hides how smooth the result is. `noise` is
-    in the units of the picture. On a CPU scipy solves one image after the other, as the published
-    code does; elsewhere conjugate gradients solve the batch at once, to `tolerance` of its length.
+    in the units of the picture. On a CPU scipy solves one photo after the other, as the published
+    code does; small pictures, and all on a GPU, are solved together by conjugate gradients, to
+    `tolerance` of their length.
     Where nothing is left, it is the mean of the picture. Everything else stays as it is.
     """
     values = picture.detach().double()
@@ -85,7 +88,8 @@ def imputed(
     hole, known, all_of = (
         rearrange(one, "b y x -> b 1 y x").double() for one in (removed & seen, left, seen)
     )
-    solve = _solve_directly if values.device.type == "cpu" else _solve_in_steps
+    large = values.device.type == "cpu" and removed[0].numel() > _SMALL
+    solve = _solve_directly if large else _solve_in_steps
     solved = solve(values * known, hole, _around(all_of), start.expand_as(values), tolerance)
     drawn = torch.randn(values.shape, generator=generator, device=generator.device)
     return torch.where(hole > 0, solved + noise * drawn.to(values), values).to(picture.dtype)
