@@ -164,14 +164,13 @@ class Decay(Fusion):
 class Gate(Fusion):
     """The share `sigmoid(w q + b)` of plain attention, one a word and head (eq. 9-10).
 
-    Each head has weights of its own, as the paper says; `shared` heads have them in common, as in
-    the code of Lu et al.
+    `heads` have weights of their own, as the paper says; with 1 all heads have the same, as in the
+    code of Lu et al. `width` is the numbers of a head's query.
     """
 
-    def __init__(self, place: Place, shared: bool = False) -> None:
+    def __init__(self, heads: int, width: int) -> None:
         super().__init__()
-        heads = 1 if shared else place.heads
-        self.weight = nn.Parameter(torch.randn(heads, place.width) / place.width**0.5)
+        self.weight = nn.Parameter(torch.randn(heads, width) / width**0.5)
         self.bias = nn.Parameter(torch.zeros(heads))
 
     def share(self, query: Float[Tensor, "b h q d"]) -> Float[Tensor, "b h q 1"]:
@@ -206,9 +205,9 @@ def decay(place: Place) -> Fusion:
 
 def gate(place: Place) -> Fusion:
     """Fuse by a learned gate for every layer and head (eq. 9-10)."""
-    return Gate(place)
+    return Gate(place.heads, place.width)
 
 
 def shared_gate(place: Place) -> Fusion:
     """Fuse by a learned gate for every layer, the same for all heads (Lu et al.)."""
-    return Gate(place, shared=True)
+    return Gate(1, place.width)

@@ -149,7 +149,7 @@ def test_every_fusion_is_a_bias_of_less_than_one(make, most):
 
 def test_gates_are_one_a_head_or_one_a_layer():
     torch.manual_seed(0)
-    own, common = Gate(PLACE), Gate(PLACE, shared=True)
+    own, common = Gate(2, 3), Gate(1, 3)
     query = torch.randn(1, 1, 4, 3).expand(1, 2, 4, 3)
     assert not torch.allclose(own.share(query)[:, 0], own.share(query)[:, 1])
     torch.testing.assert_close(common.share(query)[:, 0], common.share(query)[:, 1])
