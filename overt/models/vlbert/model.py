@@ -35,8 +35,9 @@ TEXTS, PICTURE = 2, 2  # segments of the two captions, and the segment of region
 class VLSizes:
     """The widths of the network, and the marks around its captions.
 
-    `gain` is where the scales of visual features start: 0 as in VL-BERT's code, so that a
-    pretrained encoder first sees words alone; 1 for a network that learns from nothing.
+    `gain` is where the scale of the features of regions starts: 0 as in VL-BERT's code, so that a
+    pretrained encoder first sees words alone; 1 for a network that learns from nothing. That of the
+    whole image, which every word carries, starts at 0 always.
     """
 
     vocabulary: int
@@ -201,8 +202,8 @@ class VLBert(nn.Module):
         )
         for part in (self.word, self.mark, self.place, self.segment, self.look, self.encoder):
             part.apply(_small)
-        for one in (self.look_text, self.look_region):
-            nn.init.constant_(one.weight, sizes.gain)
+        nn.init.zeros_(self.look_text.weight)  # features of size 1 would drown words of size .02
+        nn.init.constant_(self.look_region.weight, sizes.gain)
         self.answer = answer
         self.relates = _xavier(nn.Linear(4 * width, relations)) if relations else None
 

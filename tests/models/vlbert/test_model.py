@@ -56,6 +56,8 @@ def test_it_keeps_the_contract_when_it_points():
 
 def test_every_position_is_the_sum_that_is_promised():
     model, given = net().eval(), batch()
+    assert (model.look_text.weight == 0).all() and (model.look_region.weight == 1).all()
+    torch.nn.init.normal_(model.look_text.weight)
     found = model.encode(given)
     seen = model.eye(given)
     n, m = given.tokens.shape[1], given.boxes.shape[1]
