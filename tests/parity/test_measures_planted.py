@@ -87,12 +87,8 @@ def ways(picture):
 
     pixels, cells = partial(in_pixels, on_images, batch.images), features.values
     made = {"masks": lambda keep: model.decide(features, {"image": keep}).prediction}
-    for name, fill in (
-        ("zero", to_zero),
-        ("mean", to_mean),
-        ("blurred", blurred),
-        ("imputed", rough),
-    ):
+    fills = {"mean": to_mean, "blurred": blurred, "imputed": rough}
+    for name, fill in fills.items():
         made[f"{name} pixels"] = pixels((4, 4), fill=fill)
         made[f"{name} features"] = in_features(on_features, cells, (4, 4), fill)
     return made
