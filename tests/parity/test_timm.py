@@ -1,6 +1,6 @@
 """timm's own models: every map is the weights that met the values, fused attention on and off.
 
-`make .venv/.timm` lays timm and torchvision into .venv/timm, which nothing else looks into.
+`make .venv/.apart` lays timm and torchvision into .venv/timm, which nothing else looks into.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ def rows() -> dict[str, Any]:
     if FOLDER.is_dir():
         command.append(str(FOLDER))
     elif importlib.util.find_spec("timm") is None:
-        pytest.skip(f"timm is not there: `make .venv/.timm` lays it into {FOLDER}")
+        pytest.skip(f"timm is not there: `make .venv/.apart` lays it into {FOLDER}")
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

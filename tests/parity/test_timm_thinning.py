@@ -1,9 +1,8 @@
 """timm's own models lose tokens as if these were hidden, position biases and rotations included.
 
-`make .venv/.timm` lays timm and torchvision into .venv/timm, which nothing else looks into.
+`make .venv/.apart` lays timm and torchvision into .venv/timm, which nothing else looks into.
 """
 
-import ast
 import importlib.util
 import json
 import os
@@ -14,29 +13,21 @@ from typing import Any
 
 import pytest
 
+from tests.parity.timm_thinning import MODELS
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(sys.prefix) / "timm"
-SCRIPT = ROOT / "tests/parity/timm_thinning.py"
 LIMIT = 300  # seconds; it takes about five
-
-
-def names() -> list[str]:
-    """The models of the script, which is not imported: it needs the folder it lies in."""
-    for node in ast.parse(SCRIPT.read_text()).body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "MODELS":
-            assert isinstance(node.value, ast.Dict)
-            return [ast.literal_eval(key) for key in node.value.keys if key is not None]
-    raise AssertionError("the script has no MODELS")
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Any]:
     """What timm_thinning.py found, in a process of its own."""
-    command = [sys.executable, str(SCRIPT)]
+    command = [sys.executable, "-m", "tests.parity.timm_thinning"]
     if FOLDER.is_dir():
         command.append(str(FOLDER))
     elif importlib.util.find_spec("timm") is None:
-        pytest.skip(f"timm is not there: `make .venv/.timm` lays it into {FOLDER}")
+        pytest.skip(f"timm is not there: `make .venv/.apart` lays it into {FOLDER}")
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -45,13 +36,13 @@ def rows() -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", MODELS)
 def test_keeping_all_is_the_untouched_model_exactly(rows: dict[str, Any], name: str) -> None:
     assert rows[name]["all"] == rows[name]["merge none"] == 0
     assert rows[name]["after"] == 0, "and it is left as found"
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", MODELS)
 def test_thinning_is_hiding_what_went(rows: dict[str, Any], name: str) -> None:
     row = rows[name]
     for rule in ("half", "adaptive"):
@@ -61,7 +52,7 @@ def test_thinning_is_hiding_what_went(rows: dict[str, Any], name: str) -> None:
     assert len(set(row["half kept"])) == 1 and len(set(row["adaptive kept"])) > 1
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", MODELS)
 def test_tokens_merge(rows: dict[str, Any], name: str) -> None:
     n = rows[name]["merged lengths"][0]
     assert rows[name]["merged"] and rows[name]["merged lengths"] == [n, n - 3, n - 6]

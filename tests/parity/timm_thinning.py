@@ -1,6 +1,6 @@
 """How far thinned timm models are from those that hide the same tokens, as JSON, one row a model.
 
-    python tests/parity/timm_thinning.py [FOLDER]
+    python -m tests.parity.timm_thinning [FOLDER]
 
 test_timm_thinning.py runs it in a process of its own, as test_timm.py does with timm_maps.py.
 """
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm_maps import lively, load
 from torch import Tensor, nn
 
 from overt.capture import watch
@@ -27,6 +26,7 @@ from overt.models import (
     merge,
     thin,
 )
+from tests.parity.timm_maps import lively, load
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3}
 TOKEN = {**SMALL, "global_pool": "token"}

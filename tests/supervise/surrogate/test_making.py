@@ -68,7 +68,7 @@ def whole(tmp_path_factory) -> dict[str, str]:
         {"masks": Whole()},
         {"masks": WithoutWords(), "reduce": last_layer, "dtype": torch.float16},
     ],
-    ids=str,
+    ids=["grids", "refine", "in-turn", "weighted", "whole", "half"],
 )
 def test_surrogates_are_made_and_read(tmp_path, options):
     found = make(tmp_path / "out", **options)
@@ -266,7 +266,6 @@ def test_the_test_split_is_refused(tmp_path, split):
         ({"batch": 3}, "another batch;"),
         ({"shard": 4}, "another cut"),
     ],
-    ids=str,
 )
 def test_surrogates_of_something_else_are_refused(tmp_path, options, what):
     make(tmp_path / "out")
@@ -285,7 +284,6 @@ def test_surrogates_of_something_else_are_refused(tmp_path, options, what):
         ({"dtype": torch.float64}, "float16 or float32"),
         ({"reduce": lambda attention: attention}, "function with a name"),
     ],
-    ids=str,
 )
 def test_senseless_wishes_are_refused(tmp_path, options, what):
     with pytest.raises(BadInput, match=what):

@@ -43,7 +43,7 @@ def slow_search(model, batch: Batch, masks):
     return torch.stack(best).detach(), chosen, maps
 
 
-@pytest.mark.parametrize("masks", ALL, ids=str)
+@pytest.mark.parametrize("masks", ALL, ids=lambda masks: type(masks).__name__)
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_the_search_agrees_with_the_naive_loop(masks, chunk):
     model = Planted()
@@ -57,7 +57,7 @@ def test_the_search_agrees_with_the_naive_loop(masks, chunk):
         torch.testing.assert_close(weights[: len(one)], one.detach())
 
 
-@pytest.mark.parametrize("masks", ALL, ids=str)
+@pytest.mark.parametrize("masks", ALL, ids=lambda masks: type(masks).__name__)
 @pytest.mark.parametrize("find", [search, partial(refine, probes=12)], ids=["search", "refine"])
 def test_t_ssa_1_the_best_score_is_never_below_that_of_the_whole(masks, find):
     if isinstance(masks, ShiftedGrids) and isinstance(find, partial):
@@ -70,7 +70,7 @@ def test_t_ssa_1_the_best_score_is_never_below_that_of_the_whole(masks, find):
     torch.testing.assert_close(again, found.best)
 
 
-@pytest.mark.parametrize("masks", ALL, ids=str)
+@pytest.mark.parametrize("masks", ALL, ids=lambda masks: type(masks).__name__)
 def test_t_ssa_4_rows_sum_to_one_and_padding_has_nothing(masks):
     with asking(Planted(), BATCH, [masks.name]) as look:
         found = search(look, masks).maps[masks.name]

@@ -10,7 +10,9 @@ from tests.supervise.surrogate.toys import Planted, Toys
 BATCH = Toys().batch(range(6))
 
 
-@pytest.mark.parametrize("masks", [Grids(30, 1), WithoutWords()], ids=str)
+@pytest.mark.parametrize(
+    "masks", [Grids(30, 1), WithoutWords()], ids=lambda masks: type(masks).__name__
+)
 @pytest.mark.parametrize("chunk", [5, 500])
 def test_means_agree_with_the_slow_copy(masks, chunk):
     model = Planted().eval()
