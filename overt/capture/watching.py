@@ -107,6 +107,7 @@ class Session:
         self.edit = watcher.edit
         self.seen = Seen(self._calls, watcher.layout)
         self.taken: list[nn.Module] = []
+        self.listens = False
         self._cleanup = ExitStack()
         self._mark: Any = None
         self._chain = HERE.events
@@ -131,7 +132,7 @@ class Session:
             self._mark = HERE.events.last
             HERE.watchers.append(self)
             undo.callback(self._leave)
-            _listen(undo)
+            self.listens = _listen(undo)
             self._cleanup = undo.pop_all()
 
     def stop(self) -> None:
@@ -142,8 +143,9 @@ class Session:
             if self.watcher.each is not None and _flexed(event):
                 self.take(event)
         self._cleanup.close()
-        if HERE.watchers:  # the first to come has gone first, and with it what others saw by
-            _listen(HERE.watchers[-1]._cleanup)
+        if HERE.watchers and not any(session.listens for session in HERE.watchers):
+            # the first to come has gone first, and with it what others saw by
+            HERE.watchers[-1].listens = _listen(HERE.watchers[-1]._cleanup)
 
     def _hook(self, undo: ExitStack) -> None:
         for module in self.watcher.hooked:
@@ -269,14 +271,16 @@ def _wraps(model: nn.Module) -> bool:
     return type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
-def _listen(undo: ExitStack) -> None:
-    """Let this thread's functions be seen, unless they already are.
+def _listen(undo: ExitStack) -> bool:
+    """Let this thread's functions be seen, unless they already are; True if that was needed.
 
     A backward pass that was started in the block runs with our own mode switched off, as everything
     does that a mode has been handed.
     """
     if not any(isinstance(mode, Watching) for mode in _get_current_function_mode_stack()):
         undo.enter_context(Watching())
+        return True
+    return False
 
 
 def _refuse(model: nn.Module) -> None:
