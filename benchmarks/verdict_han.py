@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import kept as kept_in
 import torch
+from kept import in_points, over
 from torch import Tensor
 
-from overt.measure import bootstrap, two_level
 from overt.measure.statistics import Interval
 
 HERE = Path(__file__).parent
@@ -64,49 +64,19 @@ class Kept:
         return self.each(row, name).mean(dim=1).tolist()
 
 
-def over(values: Tensor) -> Interval:
-    """The mean of numbers by seed and question, and its interval."""
-    return two_level(values) if len(values) > 1 else bootstrap(values[0])
-
-
 def read(folder: Path) -> Kept | None:
     """What is kept of a table; None where nothing is."""
     if not (folder / "samples.npz").is_file():
         return None
-    results = {}
-    for path in sorted(folder.glob("*/seed-*/results.json")):
-        seed = int(path.parent.name.removeprefix("seed-"))
-        results[path.parts[-3], seed] = json.loads(path.read_text())
-    with np.load(folder / "samples.npz") as found:
-        samples = {name: torch.from_numpy(found[name].astype("f8")) for name in found.files}
-    return Kept(results, samples)
+    return Kept(*kept_in.read(folder))
 
 
-def keep(runs: Path, folder: Path) -> None:
-    """Copy the results of finished runs, their clocks, and what the rules ask of the questions."""
-    arrays: dict[str, Any] = {}
-    if (folder / "samples.npz").is_file():
-        with np.load(folder / "samples.npz") as before:
-            arrays |= {name: before[name] for name in before.files}
-    for place in sorted(path.parent for path in runs.glob("*/seed-*/samples.npz")):
-        key = f"{place.parent.name}/{place.name}"
-        (folder / key).mkdir(parents=True, exist_ok=True)
-        for name in ("results.json", "clock.json"):
-            if (place / name).is_file():
-                (folder / key / name).write_bytes((place / name).read_bytes())
-        with np.load(place / "samples.npz") as samples:
-            for name in samples.files:
-                if name.startswith(KEPT):
-                    arrays[f"{key}/{name}"] = samples[name].astype("f2")
-    np.savez_compressed(folder / "samples.npz", **arrays)
+def wanted(name: str, values: Any) -> Any | None:
+    """What the rules ask of questions."""
+    return values if name.startswith(KEPT) else None
 
 
 # --- words
-
-
-def said(found: Interval) -> str:
-    """An interval in points of a hundred."""
-    return f"{100 * found.mean:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
 
 
 def decided(found: Interval) -> str:
@@ -124,7 +94,7 @@ def difference(kept: Kept, one: str, other: str, name: str, what: str) -> None:
     print(f"{what}: {one} minus {other}, {name}")
     if kept.has(one, other):
         found = kept.minus(one, other, name)
-        print(f"  {said(found)}: {decided(found)}")
+        print(f"  {in_points(found)}: {decided(found)}")
 
 
 def no_worse(kept: Kept, one: str, other: str, name: str, what: str) -> None:
@@ -132,7 +102,7 @@ def no_worse(kept: Kept, one: str, other: str, name: str, what: str) -> None:
     print(f"{what}: {one} minus {other}, {name}")
     if kept.has(one, other):
         found = kept.minus(one, other, name)
-        print(f"  {said(found)}: {'yes' if found.low > -POINT else 'not shown'}")
+        print(f"  {in_points(found)}: {'yes' if found.low > -POINT else 'not shown'}")
 
 
 def overview(kept: Kept) -> None:
@@ -181,7 +151,7 @@ def sort_of_clevr(kept: Kept) -> None:
         spread = [max(one) - min(one) for one in (kept.means(r, name) for r in ("st-rn", "han-rn"))]
         apart = kept.minus("st-rn", "han-rn", name)
         loose = spread[0] > 2 * spread[1] or apart.high < 0
-        print(f"  seeds apart {spread[0]:.3f} against {spread[1]:.3f}; {said(apart)}")
+        print(f"  seeds apart {spread[0]:.3f} against {spread[1]:.3f}; {in_points(apart)}")
         print(f"  {'unstable' if loose else 'not unstable here'}")
     difference(kept, "adahan-rn", "han-rn", name, "as many as a question needs")
     collapse(kept, "adahan-rn")
@@ -218,7 +188,7 @@ def scenes(kept: Kept) -> None:
     print("finds what decides: han-sum-16, beyond_chance")
     if kept.has("han-sum-16"):
         found = over(kept.each("han-sum-16", "beyond_chance"))
-        print(f"  {said(found)}: {decided(found)}")
+        print(f"  {in_points(found)}: {decided(found)}")
     for other in ("blind-sum-16", "random-sum-16"):
         difference(kept, "han-sum-16", other, "covered", "finds what decides")
     choosing(kept)
@@ -266,7 +236,8 @@ def main(words: Sequence[str]) -> None:
             figure(Path(runs), Path(out))
             return
         case [runs, folder]:
-            keep(Path(runs), Path(folder))
+            files = ("results.json", "clock.json")
+            kept_in.keep(Path(runs), Path(folder), wanted, files)
     for name, judge in TABLES.items():
         kept = read(HERE / name)
         print(f"\n== {name}" if kept else f"\n== {name}: nothing is kept")

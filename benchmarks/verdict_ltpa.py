@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kept as kept_in
 import numpy as np
 import torch
+from kept import in_points, over
 from torch import Tensor
 
-from overt.measure import bootstrap, two_level
 from overt.measure.statistics import Interval
 
 HERE = Path(__file__).parent
@@ -70,45 +71,16 @@ class Kept:
         return over(ours[:seeds] - theirs[:seeds])
 
 
-def over(values: Tensor) -> Interval:
-    """The mean of numbers by seed and item, and its interval."""
-    return two_level(values) if len(values) > 1 else bootstrap(values[0])
-
-
 def read(folder: Path) -> Kept:
     """What is kept in a folder."""
-    results = {}
-    for path in sorted(folder.glob("*/seed-*/results.json")):
-        seed = int(path.parent.name.removeprefix("seed-"))
-        results[path.parts[-3], seed] = json.loads(path.read_text())
-    with np.load(folder / "samples.npz") as found:
-        samples = {name: torch.from_numpy(found[name].astype("f8")) for name in found.files}
-    return Kept(results, samples)
+    return Kept(*kept_in.read(folder))
 
 
-def keep(runs: Path, folder: Path) -> None:
-    """Copy the results of finished runs, and what the rules ask of their items."""
-    arrays: dict[str, Any] = {}
-    if (folder / "samples.npz").is_file():
-        with np.load(folder / "samples.npz") as before:
-            arrays |= {name: before[name] for name in before.files}
-    for place in sorted(path.parent for path in runs.glob("*/seed-*/samples.npz")):
-        key = f"{place.parent.name}/{place.name}"
-        copy = folder / key / "results.json"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((place / "results.json").read_bytes())
-        with np.load(place / "samples.npz") as samples:
-            for name in samples.files:
-                if name.startswith(KEPT) and not name.endswith(("centre", "uniform")):
-                    values = samples[name]
-                    asked = values[: np.flatnonzero(~np.isnan(values))[-1] + 1]
-                    arrays[f"{key}/{name}"] = asked.astype("f2")
-    np.savez_compressed(folder / "samples.npz", **arrays)
-
-
-def said(found: Interval) -> str:
-    """An interval in points of a hundred."""
-    return f"{100 * found.mean:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
+def wanted(name: str, values: Any) -> Any | None:
+    """What the rules ask of items: a measure may have been taken on the first of them alone."""
+    if not name.startswith(KEPT) or name.endswith(("centre", "uniform")):
+        return None
+    return values[: np.flatnonzero(~np.isnan(values))[-1] + 1]
 
 
 def sign(found: Interval, wanted: int) -> str:
@@ -129,7 +101,7 @@ def scenes() -> None:
         apart = kept.minus((row, f"pointing_{name}"), (CAM[0], f"pointing_{CAM[1]}"))
         shape = kept.minus((row, f"jaccard_{name}"), (CAM[0], f"jaccard_{CAM[1]}"))
         print(f"{row}, {name}: {shown(kept, row, name)}")
-        print(f"  pointing {said(apart)}, Jaccard {said(shape)}")
+        print(f"  pointing {in_points(apart)}, Jaccard {in_points(shape)}")
         if (row, name) in MUST:
             right = float(kept.each(row, "accuracy").mean())
             verdict = "shown for sure" if apart.low > POINTS else "shown"
@@ -141,7 +113,7 @@ def scenes() -> None:
         print(f"{ADDITIVE}, {name}: {shown(kept, ADDITIVE, name)}")
         apart = kept.minus((ADDITIVE, f"pointing_{name}"), (CAM[0], f"pointing_{CAM[1]}"))
         shape = kept.minus((ADDITIVE, f"jaccard_{name}"), (CAM[0], f"jaccard_{CAM[1]}"))
-        print(f"  pointing {said(apart)}, Jaccard {said(shape)}")
+        print(f"  pointing {in_points(apart)}, Jaccard {in_points(shape)}")
         if name == "8x8":
             verdict = "shown for sure" if shape.low > POINTS else "shown"
             print(f"  Jaccard: {verdict if shape.mean >= POINTS else 'NOT shown'}")
@@ -197,7 +169,7 @@ def claims(kept: Kept) -> None:
                 ours, theirs = (kept.each(name, "error")[:1] for name in names)
                 apart = over(ours - theirs)
                 word = "below" if wanted < 0 else "above"
-                print(f"{data}: {one} {word} {other}: {sign(apart, wanted)}, {said(apart)}")
+                print(f"{data}: {one} {word} {other}: {sign(apart, wanted)}, {in_points(apart)}")
         both = [
             (100 * results["ours"]["error"]["value"], 100 * results["paper"]["error"]["value"])
             for (row, seed), results in kept.results.items()
@@ -225,8 +197,8 @@ def pair(kept: Kept) -> None:
     ours, control = (kept.each(row, "error") for row in PAIR)
     apart = kept.minus((PAIR[0], "error"), (PAIR[1], "error"))
     each = ", ".join(f"{100 * one:+.2f}" for one in (ours - control).mean(dim=1).tolist())
-    print(f"attention {said(over(ours))}, control {said(over(control))}")
-    print(f"attention minus control {said(apart)}, by seed {each}")
+    print(f"attention {in_points(over(ours))}, control {in_points(over(control))}")
+    print(f"attention minus control {in_points(apart)}, by seed {each}")
     print(f"  {len(ours)} seeds: {decided(apart) if len(ours) >= 5 else 'too few to decide'}")
 
 
@@ -251,7 +223,7 @@ def attacks(kept: Kept) -> None:
                 theirs = kept.each(f"{data}-{other}", name)[:1]
                 apart, shares = over(ours - theirs), f"{ours.mean():.3f} {theirs.mean():.3f}"
                 print(f"{data}: att2-concat-pc fooled less than {other} at {strength}: ", end="")
-                print(f"{sign(apart, -1)}, {shares}, {said(apart)}")
+                print(f"{sign(apart, -1)}, {shares}, {in_points(apart)}")
 
 
 def features(kept: Kept) -> None:
@@ -269,7 +241,7 @@ def features(kept: Kept) -> None:
             half = math.hypot(ours["high"] - ours["low"], theirs["high"] - theirs["low"]) / 2
             apart = Interval(middle, middle - half, middle + half, ours["n"])
             print(f"{name}: {row} above {other}: {sign(apart, 1)}, ", end="")
-            print(f"{ours['value']:.3f} {theirs['value']:.3f}, {said(apart)}")
+            print(f"{ours['value']:.3f} {theirs['value']:.3f}, {in_points(apart)}")
 
 
 def queries(kept: Kept) -> None:
@@ -295,7 +267,7 @@ def cost() -> None:
 
 def main() -> None:
     if len(sys.argv) == 3:
-        keep(Path(sys.argv[1]), Path(sys.argv[2]))
+        kept_in.keep(Path(sys.argv[1]), Path(sys.argv[2]), wanted)
     scenes()
     print("\n== CIFAR, 60 epochs, one seed")
     long = read(LONG)

@@ -6,13 +6,13 @@
 Differences are taken item by item and seed by seed; intervals are drawn over seeds and items.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kept as kept_in
 import numpy as np
 import torch
 from torch import Tensor
@@ -76,34 +76,12 @@ class Kept:
 
 def read(folder: Path) -> Kept:
     """What is kept in a folder."""
-    results = {}
-    for path in sorted(folder.glob("*/seed-*/results.json")):
-        seed = int(path.parent.name.removeprefix("seed-"))
-        results[path.parts[-3], seed] = json.loads(path.read_text())
-    with np.load(folder / "samples.npz") as found:
-        samples = {name: torch.from_numpy(found[name].astype("f8")) for name in found.files}
-    return Kept(folder.name, results, samples)
+    return Kept(folder.name, *kept_in.read(folder))
 
 
-def keep(runs: Path, folder: Path) -> None:
-    """Copy the results of finished runs, and what the rules ask of their items."""
-    arrays: dict[str, Any] = {}
-    if (folder / "samples.npz").is_file():
-        with np.load(folder / "samples.npz") as before:
-            arrays |= {name: before[name] for name in before.files}
-    for place in sorted(path.parent for path in runs.glob("*/seed-*/samples.npz")):
-        results = json.loads((place / "results.json").read_text())
-        if results["status"] != "done":
-            continue
-        key = f"{place.parent.name}/{place.name}"
-        copy = folder / key / "results.json"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((place / "results.json").read_bytes())
-        with np.load(place / "samples.npz") as samples:
-            for name in KEPT:
-                if name in samples.files:
-                    arrays[f"{key}/{name}"] = samples[name].astype("f2")
-    np.savez_compressed(folder / "samples.npz", **arrays)
+def wanted(name: str, values: Any) -> Any | None:
+    """What the rules ask of items."""
+    return values if name in KEPT else None
 
 
 # --- words
@@ -226,7 +204,11 @@ def people(kept: Kept) -> None:
 def main() -> None:
     """Keep what is named, or apply the rules to all that is kept."""
     if len(sys.argv) == 3:
-        keep(Path(sys.argv[1]), Path(sys.argv[2]))
+        kept_in.keep(
+            Path(sys.argv[1]),
+            Path(sys.argv[2]),
+            lambda name, values: values if name in KEPT else None,
+        )
     for name, rule in (
         ("ssa-1", accuracy_table),
         ("ssa-2", accuracy_table),
