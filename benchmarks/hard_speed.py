@@ -25,8 +25,8 @@ from einops import rearrange
 from speed import machine
 from torch import Tensor, nn
 
-from overt.models.aggregate import Pairwise, Relation
-from overt.models.selection import (
+from overt.models.hard.aggregate import Pairwise, Relation
+from overt.models.hard.selection import (
     Kept,
     Ragged,
     Rule,
@@ -171,7 +171,7 @@ def adaptive(
     temperatures: tuple[float, ...] = (0.5, 1.0, 2.0),
 ) -> dict[str, Any]:
     """As many cells as are above uniform, packed and filled up, beside all of them."""
-    from overt.models import aggregate
+    from overt.models.hard import aggregate
 
     found = {}
     every = cells.shape[1]

@@ -19,8 +19,10 @@ from unittest import mock
 import torch
 
 from overt.data.resident import Resident
-from overt.recipes import ltpa, ltpa_building, settings
+from overt.recipes import settings
 from overt.recipes.experiment import Experiment
+from overt.recipes.ltpa import building as ltpa_building
+from overt.recipes.ltpa import recipe as ltpa
 from overt.recipes.recipe import Context
 from overt.train import Reporter, checkpoint
 from overt.train.loop import seed_everything

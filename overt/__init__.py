@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from overt.capture import watch
     from overt.errors import BadInput, Damaged, Failed, Stopped
     from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
-    from overt.models.adopted import adopt
+    from overt.models.adopting.adopted import adopt
 
 __all__ = [
     "AttentionMap",

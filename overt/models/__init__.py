@@ -1,58 +1,51 @@
 """Modules that attend. Each has `encode(batch)`, `decide(features, mask)` and returns `Output`."""
 
 from overt.models import decoding
-from overt.models.adopted import Adopted, Supervised, adopt
-from overt.models.aggregate import (
+from overt.models.adopting.adopted import Adopted, Supervised, adopt
+from overt.models.adopting.looking import every, last
+from overt.models.answering.eyes import CachedEye, Eye, PlacedEye, TrainedEye
+from overt.models.answering.questions import (
+    Backwards,
+    Bag,
+    QuestionReader,
+    Recurrent,
+)
+from overt.models.answering.showask import AskSizes, ShowAskAttend
+from overt.models.answering.sight import (
+    NormedEye,
+    StridedEye,
+    norm_a_cell,
+    norm_an_image,
+)
+from overt.models.answering.stacked import StackedAttention, StackSizes
+from overt.models.answering.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
+from overt.models.attaching.attached import Attached, attach
+from overt.models.attaching.levels import Level, Order
+from overt.models.captioner import CachedRegions, Captioner, CaptionSizes, Told
+from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN
+from overt.models.decoding import Rules, Texts
+from overt.models.finetuned import TextTransformer, finetune
+from overt.models.hard.aggregate import (
     Aggregate,
     Mean,
     Pairwise,
     Relation,
     Sum,
 )
-from overt.models.attached import Attached, attach
-from overt.models.captioner import CachedRegions, Captioner, CaptionSizes, Told
-from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN
-from overt.models.decoding import Rules, Texts
-from overt.models.efficientnet import EfficientNetLite, efficientnet_lite
-from overt.models.eyes import CachedEye, Eye, PlacedEye, TrainedEye
-from overt.models.finetuned import TextTransformer, finetune
-from overt.models.frozen import Frozen
-from overt.models.han import (
+from overt.models.hard.attention import (
+    HardAttention,
+    asked,
+    unasked,
+    unplaced,
+)
+from overt.models.hard.nets import (
     HAN,
     Decision,
     relation_net,
     simple_han,
     vqa_cp,
 )
-from overt.models.hard import (
-    HardAttention,
-    asked,
-    unasked,
-    unplaced,
-)
-from overt.models.levels import Level, Order
-from overt.models.looking import every, last
-from overt.models.ltpa import (
-    AttentionClassifier,
-    Levels,
-    additive,
-    concat,
-    dot,
-    indep,
-    parametrised,
-    product,
-    scaled_dot,
-    uniform,
-)
-from overt.models.output import Decoder, Model, Output, State
-from overt.models.questions import (
-    Backwards,
-    Bag,
-    QuestionReader,
-    Recurrent,
-)
-from overt.models.resnet import ResNet, ResNetAttention
-from overt.models.selection import (
+from overt.models.hard.selection import (
     Kept,
     Ragged,
     Rule,
@@ -71,14 +64,23 @@ from overt.models.selection import (
     softened,
     straight_through,
 )
-from overt.models.showask import AskSizes, ShowAskAttend
-from overt.models.sight import (
-    NormedEye,
-    StridedEye,
-    norm_a_cell,
-    norm_an_image,
+from overt.models.output import Decoder, Model, Output, State
+from overt.models.paying.attention import (
+    AttentionClassifier,
+    Levels,
+    additive,
+    concat,
+    dot,
+    indep,
+    parametrised,
+    product,
+    scaled_dot,
+    uniform,
 )
-from overt.models.stacked import StackedAttention, StackSizes
+from overt.models.paying.resnet import ResNet, ResNetAttention
+from overt.models.paying.vgg import VGG, VGGAttention, VGGGap, VGGProgressive, vgg_attention
+from overt.models.photos.efficientnet import EfficientNetLite, efficientnet_lite
+from overt.models.photos.frozen import Frozen
 from overt.models.text import (
     StructuredClassifier,
     TextClassifier,
@@ -95,13 +97,11 @@ from overt.models.thinning.choosing import (
 )
 from overt.models.thinning.merging import by_keys, by_states
 from overt.models.thinning.thinned import Thinned, merge, thin
-from overt.models.vgg import VGG, VGGAttention, VGGGap, VGGProgressive, vgg_attention
 from overt.models.vlbert.marks import beside, marked
 from overt.models.vlbert.model import Classify, Point, Understood, VLBert, VLSizes, answering
 from overt.models.vlbert.negatives import nearest_others
 from overt.models.vlbert.phrases import Phrases, grounded_phrases
 from overt.models.vlbert.regions import GivenRegions, PooledRegions, RegionEye
-from overt.models.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
 
 __all__ = [
     "HAN",

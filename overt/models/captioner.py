@@ -20,8 +20,8 @@ from overt.attention import POINT, AttentionMap, Layout, regions, words
 from overt.data.batch import Batch
 from overt.geometry import RegionGeometry
 from overt.models import pretrained
+from overt.models.answering.eyes import Eye, eye_from
 from overt.models.cnn import Cells
-from overt.models.eyes import Eye, eye_from
 from overt.models.output import Output
 
 Heads = Float[Tensor, "b h _ d"]  # queries, keys or values of any number of positions

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from overt import files
 from overt.data.batch import Batch
 from overt.errors import BadInput
-from overt.models.adopted import Read, Reduce, adopt
-from overt.models.looking import last
+from overt.models.adopting.adopted import Read, Reduce, adopt
+from overt.models.adopting.looking import last
 from overt.models.output import Output
 
 

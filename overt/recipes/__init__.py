@@ -9,7 +9,10 @@ from overt.recipes.recipe import Recipe
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
     """Every recipe by name, in the order in which they are listed."""
-    from overt.recipes import baselines, han, ltpa, scenes, ssa
+    from overt.recipes import baselines, scenes
+    from overt.recipes.han import recipe as han
+    from overt.recipes.ltpa import recipe as ltpa
+    from overt.recipes.ssa import recipe as ssa
 
     every: tuple[Callable[[], Recipe], ...] = (
         scenes.scenes_question,

@@ -11,13 +11,13 @@ from overt.recipes.seeing import Wish
 
 if TYPE_CHECKING:
     from overt.data.batch import Batch
-    from overt.models.attached import Attached
+    from overt.models.attaching.attached import Attached
     from overt.show.panel import Choice, Panel
 
 
 def open_attached(folder: Path, name: str) -> Subject:
     """The model in a folder that `Attached.save_pretrained` has written, in eval mode."""
-    from overt.models.attached import Attached
+    from overt.models.attaching.attached import Attached
 
     model = Attached.from_pretrained(folder)
     if model.processor is not None:
@@ -95,7 +95,7 @@ def _batch(subject: Subject, photo: Any) -> "Batch":
 
 def _transform(model: "Attached") -> Callable[[Any], Any]:
     """What a photo goes through without a processor: timm's own way, else a plain resize."""
-    from overt.models.backbones import describe, usual_size
+    from overt.models.attaching.backbones import describe, usual_size
 
     if describe(model.backbone)["library"] == "timm":
         import timm
@@ -113,7 +113,7 @@ def _transform(model: "Attached") -> Callable[[Any], Any]:
         import numpy as np
         import torch
 
-        from overt.models.backbones import normalised
+        from overt.models.attaching.backbones import normalised
 
         small = np.array(picture.convert("RGB").resize((width, height)))
         images = torch.from_numpy(small).permute(2, 0, 1)[None]

@@ -70,7 +70,7 @@ class Checkup:
 
 def model(name: str, say: Callable[[str], None] = lambda line: None) -> Checkup:
     """Open a model as `overt look` does, and examine it."""
-    from overt.models.attached import Attached
+    from overt.models.attaching.attached import Attached
 
     subject = open_model(locate(name, say), name)
     if isinstance(subject.model, Attached):

@@ -20,9 +20,12 @@ from typing import Any
 
 from overt import files
 from overt.errors import BadInput, Failed, Stopped
-from overt.recipes import folder, han, ltpa, scenes, settings, ssa
+from overt.recipes import folder, scenes, settings
 from overt.recipes.comparison import Row
+from overt.recipes.han import recipe as han
+from overt.recipes.ltpa import recipe as ltpa
 from overt.recipes.recipe import Recipe
+from overt.recipes.ssa import recipe as ssa
 
 SHORT = (
     "data.train=4000",

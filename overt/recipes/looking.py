@@ -123,8 +123,8 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
     import torch
 
     from overt.capture import Unseen, watch
-    from overt.models.attached import Attached
-    from overt.recipes.ltpa_looking import own_kinds, view_own
+    from overt.models.attaching.attached import Attached
+    from overt.recipes.ltpa.looking import own_kinds, view_own
 
     if isinstance(subject.model, Attached):
         return _viewed(subject, *view_attached(subject, given, wish))

@@ -156,7 +156,7 @@ def open_model(folder: Path, name: str = "") -> Subject:
         with quiet(), _opening(folder):
             return open_attached(folder, name)
     if "model_type" not in config:
-        from overt.recipes.ltpa_looking import is_own, open_own
+        from overt.recipes.ltpa.looking import is_own, open_own
 
         if is_own(config):
             with _opening(folder):

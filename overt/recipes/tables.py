@@ -25,7 +25,10 @@ COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks"
 
 def tables() -> dict[str, Table]:
     """Every table by name."""
-    from overt.recipes import baselines, han_tables, ltpa_tables, scenes, ssa_tables
+    from overt.recipes import baselines, scenes
+    from overt.recipes.han import tables as han_tables
+    from overt.recipes.ltpa import tables as ltpa_tables
+    from overt.recipes.ssa import tables as ssa_tables
 
     attention = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")
     every = (

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from overt.capture.places import few
 from overt.capture.seen import Seen
-from overt.models.adopted import Adopted, Laid, adopt
-from overt.models.feeding import prediction_of
+from overt.models.adopting.adopted import Adopted, Laid, adopt
+from overt.models.adopting.feeding import prediction_of
 from overt.supervise.loss import Loss
 
 # What a Hugging Face output carries besides its own: the weighted sum, and what to divide it by.

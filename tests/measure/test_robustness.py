@@ -290,7 +290,7 @@ def test_a_model_that_rounds_its_images_is_refused(generator):
 def test_a_real_network_can_be_attacked(generator):
     """Our models take a batch; images that are numbers are normalised by the caller."""
     from overt.data.batch import Batch
-    from overt.models.vgg import HEAD_ONLY, Sizes, VGGAttention
+    from overt.models.paying.vgg import HEAD_ONLY, Sizes, VGGAttention
 
     model = VGGAttention(Sizes(3, 0.05, HEAD_ONLY))
     images = torch.rand(4, 3, 32, 32, generator=generator)

@@ -216,7 +216,7 @@ def test_a_planted_object_is_cut_out():
 def test_the_maps_of_every_network_can_be_cut(generator):
     """Levels of attention, a gate and what follows it, and class activations, which are signed."""
     from overt.data.batch import Batch
-    from overt.models.vgg import HEAD_ONLY, Sizes, VGGAttention, VGGGap, VGGProgressive
+    from overt.models.paying.vgg import HEAD_ONLY, Sizes, VGGAttention, VGGGap, VGGProgressive
 
     sizes = Sizes(3, 0.05, HEAD_ONLY)
     images = torch.rand(2, 3, 32, 32, generator=generator)

@@ -10,8 +10,8 @@ from torch import Tensor
 from overt.attention import AttentionMap, grid, words
 from overt.data.batch import Batch
 from overt.measure import Swap, alike, anyone, js, moved, partners, swapped, unlike
-from overt.models.ltpa import additive, dot, parametrised
-from overt.models.vgg import HEAD_ONLY, Sizes, VGGAttention
+from overt.models.paying.attention import additive, dot, parametrised
+from overt.models.paying.vgg import HEAD_ONLY, Sizes, VGGAttention
 
 
 def cells(*rows: list[float]) -> AttentionMap:

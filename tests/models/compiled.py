@@ -7,7 +7,7 @@ import copy
 
 import torch
 
-from overt.models.adopted import adopt
+from overt.models.adopting.adopted import adopt
 from overt.testing import toy_batch
 from tests.models import tiny
 

@@ -11,7 +11,7 @@ from transformers import (
 
 from overt.attention import Layout, Span, grid, words
 from overt.data.batch import Batch
-from overt.models.adopted import Adopted, adopt
+from overt.models.adopting.adopted import Adopted, adopt
 
 
 class Bytes:

@@ -15,7 +15,7 @@ import torch
 
 from overt.data import Batch
 from overt.geometry import PixelGeometry
-from overt.models.attached import Attached, attach
+from overt.models.attaching.attached import Attached, attach
 from overt.recipes.asking import Given
 from overt.recipes.looking import view
 from overt.recipes.opening import open_model
@@ -81,7 +81,7 @@ def row(timm: Any, name: str, settings: dict[str, Any], folder: Path) -> dict[st
 
 def _apart(net: Attached, batch: Batch, own: Any) -> float:
     """How far the last level is from what timm calls its last intermediate features."""
-    from overt.models.backbones import normalised
+    from overt.models.attaching.backbones import normalised
 
     pixels = normalised(batch.images, torch.float32, net.numbers)
     expected = own(pixels, indices=1, intermediates_only=True, norm=False)[-1]

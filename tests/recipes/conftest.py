@@ -87,7 +87,7 @@ def run(
     """`run("han-scenes", ...)` runs a recipe, tiny, and gives its folder and results."""
     tiny.expect_few(monkeypatch)
     asked_files.expect_few(monkeypatch)
-    monkeypatch.setattr("overt.recipes.han_features.default_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr("overt.recipes.han.features.default_cache", lambda: tmp_path / "cache")
 
     def run(name: str, *sets: str, out: str = "run", **options: Any) -> tuple[Path, dict[str, Any]]:
         root = few if name == "han-easyvqa" else asked

@@ -10,7 +10,7 @@ from transformers import ViTImageProcessor
 
 from overt.cli import main
 from overt.errors import BadInput, Damaged
-from overt.models.attached import Attached, attach
+from overt.models.attaching.attached import Attached, attach
 from overt.recipes import checkup
 from overt.recipes.asking import Given
 from overt.recipes.attached import open_attached, view_attached

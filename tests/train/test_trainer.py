@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import BertForSequenceClassification, Trainer
 
 from overt.capture.seen import Seen
-from overt.models.adopted import adopt
+from overt.models.adopting.adopted import adopt
 from overt.supervise import Loss
 from overt.train.trainer import (
     AttentionLoss,

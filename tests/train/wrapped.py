@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overt import files
 from overt.capture.watching import watch
-from overt.models.adopted import Adopted, adopt
+from overt.models.adopting.adopted import Adopted, adopt
 from overt.supervise import Loss, classification
 from overt.train.trainer import label_loss, loss_inside, shared_mean
 from tests.train.sentences import (

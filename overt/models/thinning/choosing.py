@@ -19,7 +19,7 @@ from torch import Tensor
 
 from overt.attention import Layout
 from overt.capture.call import Call
-from overt.models.selection import Rule, presence
+from overt.models.hard.selection import Rule, presence
 from overt.models.thinning.tokens import Plan, Step, Tokens, extended, gathered
 
 Score = Callable[[Tokens], Float[Tensor, "b k"]]

@@ -25,8 +25,8 @@ from overt.capture.edits import Bias
 from overt.capture.places import attention_modules
 from overt.capture.seen import Seen
 from overt.capture.watching import bare, watch
-from overt.models import looking
-from overt.models.selection import Rule
+from overt.models.adopting import looking
+from overt.models.hard.selection import Rule
 from overt.models.thinning.choosing import Rest, Score, by_presence, choosing
 from overt.models.thinning.layers import (
     BIASES,

@@ -21,7 +21,7 @@ from overt.data.vocabulary import BEGIN, END
 from overt.errors import BadInput
 from overt.geometry import RegionGeometry
 from overt.models import pretrained
-from overt.models.hiding import kept_keys
+from overt.models.adopting.hiding import kept_keys
 from overt.models.output import Output
 from overt.models.vlbert.encoder import Encoder, layer_weights, read_bert
 from overt.models.vlbert.phrases import Phrases, compare, pool

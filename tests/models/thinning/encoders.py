@@ -26,7 +26,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from overt.models.feeding import prediction_of
+from overt.models.adopting.feeding import prediction_of
 
 SIDE = 6  # cells a side
 SMALL: dict[str, Any] = {

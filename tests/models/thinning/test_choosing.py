@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from overt.attention import words
-from overt.models.selection import keep_above_uniform, keep_all, keep_top
+from overt.models.hard.selection import keep_above_uniform, keep_all, keep_top
 from overt.models.thinning.choosing import (
     by_chance,
     by_class_attention,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from overt.models.selection import Rule, keep_all, keep_share
+from overt.models.hard.selection import Rule, keep_all, keep_share
 from overt.models.thinning.cost import encoder_flops, layer_flops, matching_flops
 from overt.models.thinning.merging import by_states
 from overt.models.thinning.thinned import merge, thin

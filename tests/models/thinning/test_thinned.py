@@ -17,8 +17,8 @@ from overt.capture.call import Call
 from overt.capture.edits import Bias
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry
-from overt.models.adopted import adopt
-from overt.models.selection import keep_above_uniform, keep_all, keep_share, keep_top
+from overt.models.adopting.adopted import adopt
+from overt.models.hard.selection import keep_above_uniform, keep_all, keep_share, keep_top
 from overt.models.thinning.choosing import (
     by_chance,
     by_class_attention,

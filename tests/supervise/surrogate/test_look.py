@@ -8,8 +8,8 @@ import torch
 from overt.attention import AttentionMap, grid, words
 from overt.data.batch import Batch
 from overt.geometry import TextGeometry
+from overt.models.answering.vqa import VQA, Sizes, SoftAttention
 from overt.models.cnn import Cells
-from overt.models.vqa import VQA, Sizes, SoftAttention
 from overt.supervise.surrogate.look import (
     asking,
     every_one,

@@ -17,7 +17,7 @@ from overt.data.batch import Batch
 from overt.data.vocabulary import HubTokenizer, pad
 from overt.errors import BadInput, Failed
 from overt.geometry import TextGeometry
-from overt.models.adopted import adopt
+from overt.models.adopting.adopted import adopt
 from overt.models.finetuned import finetune
 from overt.supervise import fitted
 from overt.supervise.surrogate import making

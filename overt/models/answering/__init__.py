@@ -1,0 +1,1 @@
+"""Answering questions about images: eyes, readers, and ways to look."""

@@ -1,0 +1,1 @@
+"""Learn to Pay Attention: the classifier that attends, and the networks it stands on."""

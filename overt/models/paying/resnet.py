@@ -1,0 +1,241 @@
+"""A residual network of 164 layers for small images, plain and with learned attention.
+
+He et al., "Identity Mappings in Deep Residual Networks", ECCV 2016,
+https://arxiv.org/abs/1603.05027: bottlenecks that normalise first. Attention as in Jetley et al.,
+"Learn To Pay Attention", ICLR 2018, https://arxiv.org/abs/1804.02391, appendix A.2.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from overt.data.batch import Batch
+from overt.models import pretrained
+from overt.models.cnn import Cells
+from overt.models.output import Output
+from overt.models.paying.attention import (
+    DECISIONS,
+    SCORES,
+    AttentionClassifier,
+    Decision,
+    Levels,
+    Score,
+    concat,
+    parametrised,
+)
+from overt.models.paying.vgg import cells_of, images_of, largest, name_in, pixels, pool, scaled
+
+STEM, PLANES, EXPANSION = 16, (16, 32, 64), 4
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How large a residual network is: `9 * blocks + 2` layers, 164 with 18 blocks a stage."""
+
+    classes: int
+    width: float = 1.0
+    blocks: int = 18
+
+
+def convolution(before: int, after: int, side: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution without bias, in He's initialisation."""
+    made = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
+    nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
+    return made
+
+
+def normalised(channels: int) -> nn.Sequential:
+    """Batch norm and ReLU."""
+    return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(inplace=True))
+
+
+class Bottleneck(nn.Module):
+    """Narrow, convolve, widen, and add what came in; each convolution normalises first.
+
+    Where the shape changes, what came in passes a convolution of 1 x 1, after the norm.
+    """
+
+    def __init__(self, before: int, planes: int, stride: int = 1) -> None:
+        super().__init__()
+        after = EXPANSION * planes
+        self.norm = normalised(before)
+        self.residual = nn.Sequential(
+            convolution(before, planes, 1),
+            normalised(planes),
+            convolution(planes, planes, 3, stride),
+            normalised(planes),
+            convolution(planes, after, 1),
+        )
+        same = before == after and stride == 1
+        self.shortcut = None if same else convolution(before, after, 1, stride)
+
+    def forward(self, x: Float[Tensor, "i c y x"]) -> Float[Tensor, "i d _ _"]:
+        """The block's features."""
+        ready = self.norm(x)
+        around = x if self.shortcut is None else self.shortcut(ready)
+        return around + self.residual(ready)
+
+
+class ResidualTrunk(nn.Module):
+    """A convolution and three stages of bottlenecks; the grid is halved before the last two."""
+
+    def __init__(self, width: float, blocks: int) -> None:
+        super().__init__()
+        before = scaled(STEM, width)
+        self.stem = convolution(3, before, 3)
+        stages = []
+        for number, planes in enumerate(PLANES):
+            narrow = scaled(planes, width)
+            layers = []
+            for place in range(blocks):
+                layers.append(Bottleneck(before, narrow, 2 if number and not place else 1))
+                before = EXPANSION * narrow
+            stages.append(nn.Sequential(*layers))
+        self.stages = nn.ModuleList(stages)
+        self.channels = [EXPANSION * scaled(planes, width) for planes in PLANES]
+
+    def forward(self, x: Float[Tensor, "i 3 y x"]) -> list[Float[Tensor, "i _ _ _"]]:
+        """What comes out of each stage, before any norm."""
+        x = self.stem(x)
+        found = []
+        for stage in self.stages:
+            x = stage(x)
+            found.append(x)
+        return found
+
+
+class ResNet(nn.Module):
+    """The residual network that averages the cells of its last stage: the paper's RN-164."""
+
+    def __init__(self, depth: Depth) -> None:
+        super().__init__()
+        self.depth = depth
+        self.trunk = ResidualTrunk(depth.width, depth.blocks)
+        self.norm = normalised(self.trunk.channels[-1])
+        self.decision = nn.Linear(self.trunk.channels[-1], depth.classes)
+
+    def encode(self, batch: Batch) -> Cells:
+        """The cells of the last stage."""
+        x = pixels(images_of(batch), self.decision.weight.dtype)
+        return cells_of(self.norm(self.trunk(x)[-1]), batch)
+
+    def descriptor(self, features: Cells) -> Float[Tensor, "b s"]:
+        """What the last layer decides from."""
+        return features.values.mean(dim=1)
+
+    def decide(self, features: Cells, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """Classes from the mean of the cells."""
+        return Output(self.decision(features.masked(mask).mean(dim=1)))
+
+    def forward(self, batch: Batch) -> Output:
+        """Classes of a batch of images."""
+        return self.decide(self.encode(batch))
+
+    def config(self) -> dict[str, Any]:
+        """The values this model was made with."""
+        return {"depth": asdict(self.depth)}
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and the weights."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> "ResNet":
+        """Read a model written by `save_pretrained`."""
+        return pretrained.load(lambda config: cls(Depth(**config["depth"])), folder)
+
+
+class Whole(nn.Module):
+    """The query g: norm, pool, convolve, norm, dropout, pool, and a linear layer."""
+
+    def __init__(self, channels: int, dropout: float = 0.4) -> None:
+        super().__init__()
+        self.before = normalised(channels)
+        self.convolve = nn.Sequential(
+            convolution(channels, channels, 3), normalised(channels), nn.Dropout(dropout)
+        )
+        self.linear = nn.Linear(channels, channels)
+
+    def forward(self, x: Float[Tensor, "i d y x"]) -> Float[Tensor, "i d"]:
+        """One vector an image, whatever its size."""
+        return self.linear(largest(self.convolve(pool(self.before(x), 2))))
+
+
+class ResNetAttention(nn.Module):
+    """The residual network that classifies by what it attends to (RN-164-att, att2, att3).
+
+    The levels are the sums that leave the last stages, before any norm: 8 x 8, 16 x 16 and 32 x 32
+    cells for 32 x 32 pixels.
+    """
+
+    def __init__(
+        self,
+        depth: Depth,
+        levels: int = 2,
+        score: Score = parametrised,
+        decision: Decision = concat,
+        dropout: float = 0.3,
+    ) -> None:
+        super().__init__()
+        if levels not in (1, 2, 3):
+            raise ValueError(f"attention stands at 1, 2 or 3 levels, not {levels}")
+        self.depth, self.levels, self.dropout = depth, levels, dropout
+        self.score, self.decide_by = score, decision
+        self.trunk = ResidualTrunk(depth.width, depth.blocks)
+        channels: Sequence[int] = self.trunk.channels
+        self.classify = AttentionClassifier(
+            depth.classes, channels[-levels:], channels[-1], score, decision, dropout
+        )
+        self.query = Whole(channels[-1]) if self.classify.asks else None
+
+    def encode(self, batch: Batch) -> Levels:
+        """The cells of every level, and the query."""
+        found = self.trunk(pixels(images_of(batch), self.trunk.stem.weight.dtype))
+        query = None
+        if self.query is not None and self.classify.wants_query:
+            query = self.query(found[-1])
+            query = query if batch.image_of is None else query[batch.image_of]
+        return Levels(tuple(cells_of(x, batch) for x in found[-self.levels :]), query)
+
+    def descriptor(self, features: Levels) -> Float[Tensor, "b s"]:
+        """What the classifier decides from: 384 numbers for two levels at full width."""
+        summaries, _ = self.classify.look(features)
+        return torch.cat(summaries, dim=1)
+
+    def decide(self, features: Levels, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """Classes, and one map a level, the lowest first; a mask over one grid acts on all."""
+        return self.classify(features, mask)
+
+    def forward(self, batch: Batch) -> Output:
+        """Classes of a batch of images."""
+        return self.decide(self.encode(batch))
+
+    def config(self) -> dict[str, Any]:
+        """The values this model was made with."""
+        return {
+            "depth": asdict(self.depth),
+            "levels": self.levels,
+            "score": name_in(SCORES, self.score, "score"),
+            "decision": name_in(DECISIONS, self.decide_by, "decision"),
+            "dropout": self.dropout,
+        }
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and the weights."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> "ResNetAttention":
+        """Read a model written by `save_pretrained`."""
+
+        def build(config: Mapping[str, Any]) -> "ResNetAttention":
+            score, decision = SCORES[config["score"]], DECISIONS[config["decision"]]
+            depth = Depth(**config["depth"])
+            return cls(depth, config["levels"], score, decision, config["dropout"])
+
+        return pretrained.load(build, folder)

@@ -1,0 +1,1 @@
+"""Frozen networks for photos, whose cells are computed once."""

@@ -1,0 +1,1 @@
+"""Hard attention: recipes, their numbers, how they are built and judged."""

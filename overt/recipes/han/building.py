@@ -1,0 +1,114 @@
+"""From the plain values of hard attention to an experiment: one training, and a test."""
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+
+from overt import models, supervise
+from overt.data.batch import Batch
+from overt.models.hard.attention import HardAttention
+from overt.recipes.building import limits, source
+from overt.recipes.experiment import Evaluation, Experiment, Stage
+from overt.recipes.han.clock import Clock
+from overt.recipes.han.data import Parts, opened
+from overt.recipes.han.evaluation import evaluated, validated
+from overt.recipes.han.networks import network
+from overt.recipes.han.recipe import HanRecipe, Schedule
+from overt.recipes.recipe import Context, Train
+from overt.train import (
+    Fitted,
+    Losses,
+    Monitor,
+    ParameterSet,
+    Progress,
+    Reporter,
+    doubling,
+    fit,
+    processes,
+    warm_then_cosine,
+)
+
+START = 0.01  # of the rate, before it is doubled for the first time
+
+
+def build(recipe: HanRecipe, context: Context) -> Experiment:
+    """The data, the network and one stage of training."""
+    parts = opened(recipe, context)
+    model = network(recipe.model, parts.vocabulary, len(parts.test.classes), parts.cached)
+    return trained(recipe, context, parts, model)
+
+
+def adam(model: nn.Module, plan: Train, recipe: HanRecipe) -> ParameterSet:
+    """All parameters under AdamW, with the rate that the recipe says."""
+    optimizer = torch.optim.AdamW(model.parameters(), plan.rate, weight_decay=plan.decay)
+    match recipe.adam.schedule:
+        case Schedule.COSINE:
+            return ParameterSet(optimizer, warm_then_cosine(plan.warmup), plan.clip)
+        case Schedule.FIXED:
+            return ParameterSet(optimizer, clip=plan.clip)
+        case Schedule.DOUBLING:
+            every = recipe.adam.every / plan.epochs
+            return ParameterSet(optimizer, doubling(START, every), plan.clip)
+
+
+def trained(recipe: HanRecipe, context: Context, parts: Parts, model: nn.Module) -> Experiment:
+    """One stage of training with cross-entropy, validated by kind of question, then a test.
+
+    A question whose answer is no class teaches nothing, and is wrong in the test.
+    """
+    ranks = processes(context.device)
+    clock = Clock(context.out, ranks.first)
+    attends = getattr(model, "attend", None)
+
+    def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
+        clock.at(progress.step)
+        if isinstance(attends, HardAttention):
+            attends.progress = progress.fraction
+        output = net(parts.vary(batch))
+        assert batch.labels is not None
+        return {"model": {"task": classification(output.prediction, batch.labels)}}
+
+    def validate(net: nn.Module) -> dict[str, float]:
+        with clock.stopped():
+            found = validated(parts.held, cast(models.Model, net), ranks.device)
+        clock.note(found)
+        return found
+
+    sets = {"model": adam(model, recipe.train, recipe)}
+
+    def run(resume: bool, reporter: Reporter) -> Fitted:
+        clock.start(resume)
+        return fit(
+            model,
+            parts.train,
+            step,
+            sets,
+            limits(recipe.train),
+            out=context.out,
+            seed=context.seed,
+            device=context.device,
+            monitor=Monitor(validate, "accuracy"),
+            resume=resume,
+            reporter=reporter,
+        )
+
+    def evaluate(reporter: Reporter) -> Evaluation:
+        found = evaluated(parts.test, cast(models.Model, model), ranks.device)
+        return replace(found, clock=clock.marks())
+
+    return Experiment(
+        model=model,
+        sources=[source(parts.train), source(parts.held.data), source(parts.test.data)],
+        stages=[Stage("train", run)],
+        evaluate=evaluate,
+        example=lambda: parts.test.data.batch(range(min(8, len(parts.test.data)))),
+    )
+
+
+def classification(prediction: torch.Tensor, labels: torch.Tensor) -> supervise.Loss:
+    """Cross-entropy over the questions whose answer is a class; others have the label -1."""
+    precise = prediction.to(torch.promote_types(prediction.dtype, torch.float32))
+    total = nn.functional.cross_entropy(precise, labels, ignore_index=-1, reduction="sum")
+    return supervise.Loss(total, (labels >= 0).sum())

@@ -1,0 +1,213 @@
+"""What networks of hard attention are trained, validated and tested on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from overt.data.batch import Batch
+from overt.data.features import FeatureCache
+from overt.data.held import Held
+from overt.data.source import Source as DataSet
+from overt.errors import BadInput
+from overt.recipes.building import CELL, SPLITS, First
+from overt.recipes.evaluation import Judge
+from overt.recipes.han.networks import Grid
+from overt.recipes.han.recipe import Eye, Files, HanRecipe, Questions, Scenes, SortOfClevr
+from overt.recipes.recipe import Context
+from overt.train import processes
+
+PORTION = 256  # questions that are judged at a time
+HELD_OUT = 10_000  # training questions of CLEVR that validate
+MARGIN = 8  # pixels by which pictures of CLEVR are moved in training
+SPREAD = 8.0  # pixels around the middle of a thing of CLEVR that count as it
+
+Vary = Callable[[Batch], Batch]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a network is trained, validated and tested on; `cached` if it looks at features."""
+
+    train: DataSet
+    held: Judge
+    test: Judge
+    vocabulary: int
+    cached: Grid | None = None
+    vary: Vary = lambda batch: batch
+
+
+def opened(recipe: HanRecipe, context: Context) -> Parts:
+    """The three parts of the data set that a recipe is about."""
+    match recipe.data:
+        case SortOfClevr() as data:
+            return sort_of_clevr(data, context)
+        case Scenes() as data:
+            return scenes(data, context)
+        case Questions(name=Files.EASY_VQA) as data:
+            return easy_questions(data, context)
+        case Questions(name=Files.CLEVR) as data:
+            return clevr(data, context)
+        case Questions() as data:
+            return photos(data, recipe.model.eye, context)
+
+
+def sort_of_clevr(data: SortOfClevr, context: Context) -> Parts:
+    """Drawn pictures; those of training are drawn once and held on the device."""
+    from overt.data import SortOfClevr as Drawn
+    from overt.data.sortclevr import ASKED, TERNARY
+
+    relations = [name for name in ASKED if data.ternary or name != TERNARY]
+    each = 10 * len(relations)
+
+    def part(split: str, count: int) -> First[Drawn]:
+        most = count if data.limit is None else min(count, -(-data.limit // each))
+        return First(Drawn(split, data.world, most, relations), data.limit)
+
+    train, held, test = (
+        part(split, count)
+        for split, count in zip(SPLITS, (data.train, data.val, data.test), strict=True)
+    )
+    kept = Held.of(train, processes(context.device).device)
+    classes = train.data.classes
+    return Parts(
+        kept,
+        Judge(held, classes, portion=PORTION),
+        Judge(test, classes, portion=PORTION),
+        train.data.reader.size,
+    )
+
+
+def scenes(data: Scenes, context: Context) -> Parts:
+    """Questions about the embedded world, with the cells that decide."""
+    from overt.data.scenes.questions import chance
+    from overt.data.scenes.store import Scenes as World
+
+    side = -(-data.size // CELL)
+
+    def part(split: str, count: int) -> World:
+        most = count if data.limit is None else min(count, data.limit)
+        return World(split, data.world, most, size=data.size, cells=(side, side))
+
+    train, held, test = (
+        part(split, count)
+        for split, count in zip(SPLITS, (data.train, data.val, data.test), strict=True)
+    )
+    return Parts(
+        Held.of(train, processes(context.device).device),
+        Judge(held, train.answers),
+        Judge(test, train.answers, chance),
+        train.vocabulary.size,
+    )
+
+
+def easy_questions(data: Questions, context: Context) -> Parts:
+    """easy-VQA, whose pictures have 64 x 64 pixels."""
+    from overt.data import EasyVqa
+
+    train, held, test = (First(EasyVqa(context.data_root, one), data.limit) for one in SPLITS)
+    classes = train.data.classes
+    return Parts(
+        Held.of(train, processes(context.device).device),
+        Judge(held, classes, portion=PORTION),
+        Judge(test, classes, portion=PORTION),
+        train.data.reader.size,
+    )
+
+
+def clevr(data: Questions, context: Context) -> Parts:
+    """CLEVR at 128 x 128 pixels, moved by up to 8 in training.
+
+    Public relation networks also turn pictures by up to .05 radians; ours does not.
+    """
+    from overt.data import Clevr
+    from overt.data.asked import Look
+    from overt.data.images import stretch
+    from overt.data.resident import shift
+    from overt.data.sets import root_of
+
+    root, look = root_of(context.data_root), Look((data.size, data.size), stretch)
+    learnt = Clevr(root, "train", look=look)
+    test = Clevr(root, "val", spread=SPREAD, look=look, reader=learnt.reader)
+    held = min(HELD_OUT, len(learnt) // 8 or 1)
+
+    def moved(batch: Batch) -> Batch:
+        generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+        return shift(batch, generator, MARGIN)
+
+    ends = len(learnt) - held
+    return Parts(
+        Portion(learnt, "train", 0, ends, data.limit),
+        Judge(Portion(learnt, "val", ends, len(learnt), data.limit), learnt.classes),
+        Judge(Portion(test, "test", 0, len(test), data.limit), learnt.classes, portion=PORTION),
+        learnt.reader.size,
+        vary=moved,
+    )
+
+
+class Portion:
+    """The items of a data set from `start` to `stop`, or the first `limit` of them, as a split."""
+
+    def __init__(
+        self, data: DataSet, split: str, start: int, stop: int, limit: int | None = None
+    ) -> None:
+        self.data, self.split, self.start = data, split, start
+        self.name = data.name if split == str(data.split) else f"{data.name} {data.split}"
+        self.count = stop - start if limit is None else min(limit, stop - start)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The items at these places of the portion."""
+        return self.data.batch([self.start + int(place) for place in indices])
+
+    def digest(self) -> str:
+        """The hash of the whole."""
+        return self.data.digest()
+
+
+def photos(data: Questions, eye: Eye, context: Context) -> Parts:
+    """Questions that people asked about photos; with cached features, or end to end."""
+    from overt.data.asked import Look
+    from overt.data.sets import root_of
+    from overt.recipes.han.features import Pictured, cache_of
+
+    root, look = root_of(context.data_root), Look((data.size, data.size))
+    reader = reader_of(data, root)
+    cache: FeatureCache | None = None
+    if eye is Eye.CACHED:
+        cache = cache_of(data, root, reader, processes(context.device).device)
+    seen = look if cache is None else replace(look, features=cache)
+    train, held, test = (reader(split, seen) for split in SPLITS)
+    tested: Any = test
+    if cache is not None and data.name is Files.DAQUAR:  # COCO is not at hand for those who cached
+        tested = Pictured(reader("test", look), cache)
+    classes = train.classes
+    return Parts(
+        First(train, data.limit),
+        Judge(First(held, data.limit), classes, portion=PORTION),
+        Judge(First(tested, data.limit), classes, portion=PORTION),
+        train.reader.size,
+        None if cache is None else grid_of(cache),
+    )
+
+
+def reader_of(data: Questions, root: Path) -> Callable[[str, Any], Any]:
+    """What opens a split of a set of photos, looked at in a given way."""
+    from overt import data as sets
+
+    if data.name is Files.DAQUAR:
+        return lambda split, look: sets.Daquar(root, split, limit=data.answers, look=look)
+    return lambda split, look: sets.vqacp2(root, split, limit=data.answers, look=look)
+
+
+def grid_of(cache: FeatureCache) -> Grid:
+    """The width and the grid of cached cells, which have to be a square."""
+    cells, width = cache.shape
+    side = round(cells**0.5)
+    if side * side != cells:
+        raise BadInput(f"{cache.folder} has {cells} cells a photo, which are no square grid.")
+    return width, (side, side)

@@ -1,0 +1,1 @@
+"""Learn to Pay Attention: recipes, their numbers, how they are built and judged."""

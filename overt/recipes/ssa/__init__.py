@@ -1,0 +1,1 @@
+"""Self-supervision for attention: recipes, their numbers, how they are built and judged."""

@@ -1,0 +1,351 @@
+"""Attention to a network's own cells: equations by hand, identities, and the classifier on top."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from overt import supervise
+from overt.attention import grid
+from overt.models.cnn import Cells
+from overt.models.paying.attention import (
+    DECISIONS,
+    SCORES,
+    SMALL,
+    Additive,
+    AttentionClassifier,
+    Dot,
+    Levels,
+    Parametrised,
+    Uniform,
+    additive,
+    attend,
+    carry,
+    concat,
+    dot,
+    indep,
+    masked,
+    mean_of_probabilities,
+    parametrised,
+    product,
+    product_of_probabilities,
+    scaled_dot,
+    shape_of,
+    uniform,
+)
+
+LOCAL = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]])
+QUERY = torch.tensor([[0.5, -1.0]])
+
+
+def looking_for(*weight: float) -> Parametrised:
+    made = Parametrised(len(weight))
+    made.weight.data = torch.tensor(weight)
+    return made
+
+
+def levels(
+    *sides: int, widths: tuple[int, ...] = (6, 8), query: int = 8, samples: int = 3
+) -> Levels:
+    """Random cells of square grids."""
+    cells = tuple(
+        Cells(torch.randn(samples, side * side, width), grid(side, side))
+        for side, width in zip(sides, widths, strict=True)
+    )
+    return Levels(cells, torch.randn(samples, query))
+
+
+def slow_attention(cells: Tensor, scores: list[float]) -> tuple[list[float], list[float]]:
+    """Equation 1 and the weighted sum, number by number."""
+    above = [math.exp(score) for score in scores]
+    weights = [one / sum(above) for one in above]
+    width = cells.shape[-1]
+    return weights, [
+        sum(w * float(cell[j]) for w, cell in zip(weights, cells, strict=True))
+        for j in range(width)
+    ]
+
+
+# --- one level
+
+
+def test_the_parametrised_score_by_hand() -> None:
+    score = looking_for(1.0, 2.0)
+    assert score(LOCAL, QUERY).tolist() == [[-0.5, 0.5, 1.5]]
+    summary, attention = attend(LOCAL, QUERY, grid(1, 3), score)
+    wanted = torch.tensor([0.090031, 0.244728, 0.665241])
+    torch.testing.assert_close(attention.weights.flatten(), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(summary, torch.tensor([[0.755272, 0.909969]]), atol=1e-6, rtol=0)
+
+
+def test_the_dot_product_by_hand() -> None:
+    assert Dot()(LOCAL, QUERY).tolist() == [[0.5, -1.0, -0.5]]
+    assert Dot(2.0)(LOCAL, QUERY).tolist() == [[1.0, -2.0, -1.0]]
+    summary, attention = attend(LOCAL, QUERY, grid(1, 3), Dot())
+    wanted = torch.tensor([0.628532, 0.140244, 0.231224])
+    torch.testing.assert_close(attention.weights.flatten(), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(summary, torch.tensor([[0.859756, 0.371468]]), atol=1e-6, rtol=0)
+
+
+def test_the_additive_score_cell_by_cell() -> None:
+    score = Additive(5, activation=torch.relu)
+    cells, query = torch.randn(2, 4, 5), torch.randn(2, 5)
+    found = score(cells, query).detach()
+    u = score.weight.tolist()
+    for b in range(2):
+        for k in range(4):
+            joint = [max(0.0, float(cells[b, k, j] + query[b, j])) for j in range(5)]
+            by_hand = sum(x * y for x, y in zip(u, joint, strict=True))
+            assert float(found[b, k]) == pytest.approx(by_hand, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", SCORES.values(), ids=SCORES)
+def test_weights_sum_to_one_and_the_sum_stays_among_the_cells(make: Callable) -> None:
+    cells, query = torch.randn(3, 12, 7), torch.randn(3, 7)
+    compatibility = make(7)
+    summary, attention = attend(cells, query, grid(3, 4), compatibility)
+    attention.check()
+    assert attention.values.shape == (3, 1, 1, 1, 12)
+    assert (summary <= cells.amax(dim=1) + 1e-6).all()
+    assert (summary >= cells.amin(dim=1) - 1e-6).all()
+    for b in range(3):
+        scores = compatibility(cells, query)[b].tolist()
+        weights, mean = slow_attention(cells[b], scores)
+        assert attention.weights[b].flatten().tolist() == pytest.approx(weights, abs=1e-6)
+        assert summary[b].tolist() == pytest.approx(mean, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", SCORES.values(), ids=SCORES)
+def test_cells_that_are_all_the_same_share_attention_evenly(make: Callable) -> None:
+    cell = torch.randn(2, 1, 6)
+    summary, attention = attend(cell.expand(2, 9, 6), torch.randn(2, 6), grid(3, 3), make(6))
+    torch.testing.assert_close(attention.weights, torch.full((2, 1, 1, 1, 9), 1 / 9))
+    torch.testing.assert_close(summary, cell[:, 0])
+
+
+def test_parametrised_attention_does_not_depend_on_the_query() -> None:
+    score, cells = looking_for(*torch.randn(16).tolist()), torch.randn(4, 20, 16)
+    maps = [
+        attend(cells, query, grid(4, 5), score)[1].weights
+        for query in (torch.zeros(4, 16), torch.randn(4, 16), 5 * torch.randn(4, 16))
+    ]
+    assert max(float((one - maps[0]).abs().max()) for one in maps) < 1e-6
+
+
+def test_no_query_is_a_query_of_zeros_to_the_parametrised_score() -> None:
+    score, cells = looking_for(*torch.randn(16).tolist()), torch.randn(4, 20, 16)
+    assert torch.equal(score(cells, None), score(cells, torch.zeros(4, 16)))
+
+
+@pytest.mark.parametrize("make", [dot, scaled_dot, additive])
+def test_other_attention_does_depend_on_the_query(make: Callable) -> None:
+    score, cells = make(16), torch.randn(4, 20, 16)
+    assert score.heeds and not parametrised(16).heeds and not uniform(16).heeds
+    if isinstance(score, Additive):
+        score.weight.data.normal_()
+    one, other = (attend(cells, torch.randn(4, 16), grid(4, 5), score)[1] for _ in range(2))
+    assert float((one.weights - other.weights).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize(("make", "learns"), [(parametrised, False), (dot, True), (additive, True)])
+def test_what_the_query_learns(make: Callable, learns: bool) -> None:
+    """In double precision the gradient of the parametrised form is zero but for rounding."""
+    cells = torch.randn(3, 10, 8, dtype=torch.float64)
+    query = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    score = make(8).double()
+    for value in score.parameters():
+        value.data.normal_()
+    summary, _ = attend(cells, query, grid(2, 5), score)
+    (summary * torch.randn_like(summary)).sum().backward()
+    assert query.grad is not None
+    assert (float(query.grad.abs().max()) > 1e-6) is learns
+    assert learns or float(query.grad.abs().max()) < 1e-14
+
+
+def test_a_bias_changes_nothing() -> None:
+    score = looking_for(1.0, 2.0)
+    _, before = attend(LOCAL, QUERY, grid(1, 3), score)
+    score.bias.data += 3
+    _, after = attend(LOCAL, QUERY, grid(1, 3), score)
+    torch.testing.assert_close(after.weights, before.weights)
+    assert float((score(LOCAL, QUERY) - looking_for(1.0, 2.0)(LOCAL, QUERY)).min()) == 3
+
+
+@pytest.mark.parametrize("make", SCORES.values(), ids=SCORES)
+def test_scores_are_taken_in_32_bits_whatever_the_rest_is_in(make: Callable) -> None:
+    cells, query = torch.randn(2, 6, 8), 50 * torch.randn(2, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = make(8)(cells.bfloat16(), query.bfloat16())
+    assert low.dtype == torch.float32
+    assert make(8).double()(cells.double(), query.double()).dtype == torch.float64
+
+
+def test_sixteen_bits_keep_the_query_out_of_parametrised_attention() -> None:
+    """The sum l + g in sixteen bits would not: both ways of computing eq. 2 side by side."""
+    cells, score = torch.randn(8, 64, 32).bfloat16(), looking_for(*torch.randn(32).tolist())
+    apart, summed = [], []
+    for size in (0.0, 50.0):
+        query = (size * torch.randn(8, 32)).bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            apart.append(score(cells, query).softmax(dim=-1))
+            rounded = (cells + query[:, None]) @ score.weight.bfloat16()
+            summed.append(rounded.float().softmax(dim=-1))
+    assert float((apart[0] - apart[1]).abs().max()) < 1e-4
+    assert float((summed[0] - summed[1]).abs().max()) > 0.01
+
+
+def test_u_starts_small() -> None:
+    """At sqrt(2), as published, 512 features of size one give one cell nearly all at once."""
+    cells = torch.randn(16, 64, 512).relu()
+    query = torch.zeros(16, 512)
+    _, small = attend(cells, query, grid(8, 8), Parametrised(512))
+    _, published = attend(cells, query, grid(8, 8), Parametrised(512, deviation=2**0.5))
+    assert SMALL == 0.01
+    assert float(small.weights.amax(dim=-1).mean()) < 0.05
+    assert float(published.weights.amax(dim=-1).mean()) > 0.8
+
+
+def test_the_control_averages() -> None:
+    cells = torch.randn(2, 12, 5)
+    summary, attention = attend(cells, None, grid(3, 4), Uniform())
+    torch.testing.assert_close(summary, cells.mean(dim=1))
+    torch.testing.assert_close(attention.weights, torch.full((2, 1, 1, 1, 12), 1 / 12))
+    assert not uniform(5).asks and all(SCORES[name](5).asks for name in SCORES if name != "uniform")
+
+
+# --- masks
+
+
+def test_a_mask_is_carried_to_other_grids() -> None:
+    keep = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+    fine, same, coarse = carry(keep, [(4, 4), (2, 2), (1, 1)])
+    rows = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+    assert fine.reshape(4, 4).tolist() == rows
+    assert torch.equal(same, keep) and coarse.tolist() == [[0.5]]
+    assert carry(fine, [(4, 4), (2, 2)])[1].tolist() == keep.tolist()
+    with pytest.raises(ValueError, match="a mask of 5 cells fits none of the grids 4 x 4, 2 x 2"):
+        carry(torch.ones(1, 5), [(4, 4), (2, 2)])
+
+
+def test_masked_cells_are_zero_at_every_level() -> None:
+    cells = levels(4, 2).cells
+    assert [one is cell.values for one, cell in zip(masked(cells, None), cells, strict=True)]
+    keep = torch.tensor([[1, 1, 0, 1]] * 3)
+    fine, coarse = masked(cells, {"image": keep})
+    assert coarse[:, 2].abs().max() == 0 and torch.equal(coarse[:, 0], cells[1].values[:, 0])
+    assert fine[:, [8, 9, 12, 13]].abs().max() == 0
+    assert torch.equal(fine[:, 3], cells[0].values[:, 3])
+    assert torch.equal(masked(cells, {"text": keep})[0], cells[0].values)
+
+
+# --- the classifier
+
+
+def classifier(decision: Callable = concat, **options: object) -> AttentionClassifier:
+    torch.manual_seed(1)
+    return AttentionClassifier(5, [6, 8], 8, decision=decision, **options).eval()  # type: ignore[arg-type]
+
+
+def test_one_level_is_the_same_concatenated_as_independent() -> None:
+    features = levels(3, widths=(8,))
+    found = []
+    for decision in DECISIONS.values():
+        torch.manual_seed(1)
+        net = AttentionClassifier(5, [8], 8, decision=decision).eval()
+        found.append(net(features).prediction.softmax(dim=-1))
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+def test_independent_probabilities_are_the_mean_and_sum_to_one() -> None:
+    net, features = classifier(indep), levels(4, 2)
+    found = net(features).prediction.exp()
+    torch.testing.assert_close(found.sum(dim=-1), torch.ones(3))
+    summaries, _ = net.look(features)
+    each = [
+        linear(one).softmax(dim=-1)
+        for linear, one in zip(net.decision.linear, summaries, strict=True)
+    ]
+    torch.testing.assert_close(found, (each[0] + each[1]) / 2)
+    labels = torch.tensor([0, 3, 4])
+    loss = supervise.classification(net(features).prediction, labels).total
+    by_hand = -sum(math.log(float(each[0][b, y] + each[1][b, y]) / 2) for b, y in enumerate(labels))
+    assert float(loss) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_the_product_is_another_rule_and_may_rank_otherwise() -> None:
+    one = torch.tensor([[0.98, 0.01, 0.01]]).log()
+    other = torch.tensor([[0.002, 0.5, 0.498]]).log()
+    mean, times = mean_of_probabilities([one, other]), product_of_probabilities([one, other])
+    torch.testing.assert_close(mean.exp(), torch.tensor([[0.491, 0.255, 0.254]]))
+    torch.testing.assert_close(times.exp(), torch.tensor([[0.00196, 0.005, 0.00498]]))
+    assert mean.argmax() == 0 and times.argmax() == 1
+    assert float(times.exp().sum()) < 1  # as in the code: no distribution until it is normalised
+    assert isinstance(product(3, [4]), nn.Module)
+
+
+def test_the_query_is_projected_once_a_width() -> None:
+    net = AttentionClassifier(5, [6, 6, 8], 8, score=dot).eval()
+    assert list(net.project) == ["6"]
+    calls: list[int] = []
+    net.project["6"].register_forward_hook(lambda *_: calls.append(1))
+    output = net(levels(4, 2, 1, widths=(6, 6, 8)))
+    assert calls == [1] and [len(one.keys) for one in output.attention] == [16, 4, 1]
+
+
+def test_without_a_question_nothing_is_projected() -> None:
+    net = classifier(score=uniform)
+    assert not net.asks and not len(net.project)
+    features = levels(4, 2)
+    plain = net(replace(features, query=None))
+    torch.testing.assert_close(net(features).prediction, plain.prediction)
+
+
+@pytest.mark.parametrize("sides", [(4, 2), (7, 5), (1, 1)])
+def test_any_grid_will_do(sides: tuple[int, int]) -> None:
+    output = classifier()(levels(*sides))
+    assert [shape_of(one.keys) for one in output.attention] == [(side, side) for side in sides]
+    assert output.prediction.shape == (3, 5)
+
+
+def test_the_class_comes_from_the_attended_cells_alone() -> None:
+    """Cells without any weight may be anything."""
+    net = classifier(score=parametrised)
+    for score in net.scores:
+        score.weight.data.zero_()
+        score.weight.data[0] = 1e4
+    features = levels(4, 2)
+    for cells in features.cells:
+        cells.values[:, :, 0] = 0.0
+        cells.values[:, 1, 0] = 1.0
+    before = net(features).prediction
+    for cells in features.cells:
+        cells.values[:, 2:, 1:] += 7
+    torch.testing.assert_close(net(features).prediction, before)
+
+
+# --- the optimizer of the paper
+
+
+def test_the_published_rate_is_that_of_a_dampened_momentum() -> None:
+    """Torch7 dampens momentum by itself: a rate of 1 there is .1 here once it has settled."""
+
+    def steps(gradients: list[float], **options: float) -> list[float]:
+        weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        optimizer = torch.optim.SGD([weight], momentum=0.9, **options)
+        places = [0.0]
+        for gradient in gradients:
+            weight.grad = torch.tensor(gradient, dtype=torch.float64)
+            optimizer.step()
+            places.append(float(weight))
+        return places
+
+    gradients = [1.0, 2.0, -1.0, 0.5]
+    assert steps(gradients, lr=1.0, dampening=0.9)[-1] == pytest.approx(-3.841)
+    assert steps(gradients, lr=0.1)[-1] == pytest.approx(-0.7459)
+    for options in ({"lr": 1.0, "dampening": 0.9}, {"lr": 0.1}):
+        *_, before, after = steps([1.0] * 400, **options)
+        assert before - after == pytest.approx(1.0)

