@@ -1,6 +1,5 @@
 """Modules that attend. Each has `encode(batch)`, `decide(features, mask)` and returns `Output`."""
 
-from overt.models import decoding
 from overt.models.adopting.adopted import Adopted, Supervised, adopt
 from overt.models.adopting.looking import every, last
 from overt.models.answering.eyes import CachedEye, Eye, PlacedEye, TrainedEye
@@ -21,9 +20,10 @@ from overt.models.answering.stacked import StackedAttention, StackSizes
 from overt.models.answering.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
 from overt.models.attaching.attached import Attached, attach
 from overt.models.attaching.levels import Level, Order
-from overt.models.captioner import CachedRegions, Captioner, CaptionSizes, Told
+from overt.models.captioning import decoding
+from overt.models.captioning.captioner import CachedRegions, Captioner, CaptionSizes, Told
+from overt.models.captioning.decoding import Rules, Texts
 from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN
-from overt.models.decoding import Rules, Texts
 from overt.models.finetuned import TextTransformer, finetune
 from overt.models.hard.aggregate import (
     Aggregate,

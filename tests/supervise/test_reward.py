@@ -1,8 +1,9 @@
 import pytest
 import torch
+from tests.models.test_captioner import TOKENS, captioner, region_batch
 
 from overt.measure.captions import Consensus
-from overt.models.decoding import Rules, Texts, greedy, sample
+from overt.models.captioning.decoding import Rules, Texts, greedy, sample
 from overt.supervise.reward import (
     Drawn,
     given,
@@ -12,7 +13,6 @@ from overt.supervise.reward import (
     next_words,
     self_critical,
 )
-from tests.models.test_captioner import TOKENS, captioner, region_batch
 
 RULES = Rules(longest=4)
 

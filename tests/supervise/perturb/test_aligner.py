@@ -2,12 +2,13 @@ import copy
 
 import pytest
 import torch
+from tests.models.test_captioner import TOKENS, captioner, region_batch
 from torch import nn
 
 import overt
 from overt.capture import generate
 from overt.data.vocabulary import PAD
-from overt.models.decoding import Rules, beam, greedy
+from overt.models.captioning.decoding import Rules, beam, greedy
 from overt.supervise.loss import Loss
 from overt.supervise.perturb.aligner import (
     CAPTIONER,
@@ -43,7 +44,6 @@ from overt.supervise.perturb.masks import RandomMask
 from overt.supervise.reward import next_words
 from overt.testing import check_decoder
 from overt.train.loop import Limits, ParameterSet, fit
-from tests.models.test_captioner import TOKENS, captioner, region_batch
 
 ROWS = TOKENS[:, 1:] != PAD
 FUSIONS = [max_pooling, moving_average, decay, gate]

@@ -8,7 +8,7 @@ import overt
 from overt.data.batch import Batch
 from overt.errors import Damaged
 from overt.models.answering.eyes import CachedEye, TrainedEye
-from overt.models.captioner import CachedRegions, Captioner, CaptionSizes, waves
+from overt.models.captioning.captioner import CachedRegions, Captioner, CaptionSizes, waves
 from overt.models.output import Decoder, State
 from overt.testing import check_decoder, toy_batch
 

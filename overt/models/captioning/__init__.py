@@ -1,0 +1,1 @@
+"""Captioners, and how a decoder writes: greedily, by chance, with beams."""
