@@ -1,6 +1,5 @@
 import pytest
 import torch
-from tests.models.test_captioner import TOKENS, captioner, region_batch
 
 from overt.measure.captions import Consensus
 from overt.models.captioning.decoding import Rules, Texts, greedy, sample
@@ -13,6 +12,7 @@ from overt.supervise.reward import (
     next_words,
     self_critical,
 )
+from tests.models.captioning.test_captioner import TOKENS, captioner, region_batch
 
 RULES = Rules(longest=4)
 

@@ -3,12 +3,12 @@ from itertools import product
 
 import pytest
 import torch
-from tests.models.test_captioner import captioner, region_batch
 from torch import nn
 
 from overt.data.vocabulary import BEGIN, END
 from overt.models.captioning.decoding import Rules, a_word, beam, beams, greedy, sample
 from overt.testing import Copier, toy_batch
+from tests.models.captioning.test_captioner import captioner, region_batch
 
 # ids 5 to 7 are words; the others but the end are never written
 RULES = Rules(longest=3, never=(0, 1, 2, 3, 8, 9, 10, 11))

@@ -2,7 +2,6 @@ import copy
 
 import pytest
 import torch
-from tests.models.test_captioner import TOKENS, captioner, region_batch
 from torch import nn
 
 import overt
@@ -44,6 +43,7 @@ from overt.supervise.perturb.masks import RandomMask
 from overt.supervise.reward import next_words
 from overt.testing import check_decoder
 from overt.train.loop import Limits, ParameterSet, fit
+from tests.models.captioning.test_captioner import TOKENS, captioner, region_batch
 
 ROWS = TOKENS[:, 1:] != PAD
 FUSIONS = [max_pooling, moving_average, decay, gate]
