@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from overt.attention import Layout, grid
 from overt.data.batch import Batch
-from overt.models import pretrained
+from overt.models.network import Network
 from overt.models.output import Output
 from overt.models.weighing import weigh
 
@@ -70,7 +69,7 @@ def see_cells(backbone: nn.Module, batch: Batch) -> Cells:
     return Cells(rearrange(features, "b d y x -> b (y x) d"), layout)
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(Network[Cells]):
     """A classifier that averages the cells: the baseline of a network that does not attend.
 
     The grid is a quarter of the image's side, 8 x 8 for 32 x 32 images, as in the CIFAR-10 model
@@ -94,25 +93,12 @@ class SmallCNN(nn.Module):
         """Classes from the mean of the cells."""
         return Output(self.decision(features.masked(mask).mean(dim=1)))
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of images."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {"classes": self.classes, "width": self.width, "dropout": self.dropout}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
 
-    @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "SmallCNN":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(lambda config: cls(**config), folder)
-
-
-class AttentiveCNN(nn.Module):
+class AttentiveCNN(Network[Cells]):
     """A small CNN to 32 x 8 x 8 features and self-attention over the 64 cells.
 
     The CIFAR-10 model of "Self Supervision for Attention Networks", which states the size of the
@@ -154,22 +140,9 @@ class AttentiveCNN(nn.Module):
         summary, attention = weigh(scores, cells, features.layout)
         return Output(self.decision(summary[:, 0]), (attention,))
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of images."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {**self.made_with, "channels": [*self.made_with["channels"]]}
-
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
-    @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "AttentiveCNN":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(lambda config: cls(**config), folder)
 
 
 def coordinates(layout: Layout, like: Float[Tensor, "b k d"]) -> Float[Tensor, "b k 2"]:

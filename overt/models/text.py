@@ -4,9 +4,8 @@ Lin, Feng, Nogueira dos Santos, Yu, Xiang, Zhou and Bengio, "A Structured Self-a
 Embedding", ICLR 2017, https://arxiv.org/abs/1703.03130.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from overt.attention import AttentionMap, words
 from overt.data.batch import Batch
 from overt.geometry import TextGeometry
-from overt.models import pretrained
+from overt.models.network import Network
 from overt.models.output import Output
 from overt.models.weighing import weigh
 
@@ -98,111 +97,33 @@ def redundancy(attention: AttentionMap) -> Float[Tensor, " b"]:
     return (same - alone).square().sum(dim=(1, 2))
 
 
-class TextClassifier(nn.Module):
+class SelfAttentive(Network[Words]):
     """A bidirectional LSTM whose states are summarised by structured self-attention.
 
     Padding never enters the LSTM, and no attention falls on it, so a text is read the same in any
-    batch. The extra `redundancy` is the penalty of eq. 8, one number a sample.
+    batch. `decision` makes the layers behind the summaries, whose width it is told. The extra
+    `redundancy` is the penalty of eq. 8, one number a sample.
     """
+
+    made_with: dict[str, Any]
 
     def __init__(
         self,
         vocabulary: int,
-        classes: int,
-        width: float = 1.0,
-        hops: int = 4,
-        dropout: float = 0.3,
+        word: int,
+        state: int,
+        hidden: int,
+        hops: int,
+        dropout: float,
+        decision: Callable[[int], nn.Module],
     ) -> None:
         super().__init__()
-        self.made_with = {
-            "vocabulary": vocabulary,
-            "classes": classes,
-            "width": width,
-            "hops": hops,
-            "dropout": dropout,
-        }
-        state = max(4, round(128 * width))
-        embedding = max(4, round(300 * width))
-        self.embed = nn.Embedding(vocabulary, embedding, padding_idx=0)
-        self.blank = nn.Parameter(torch.zeros(embedding))
-        self.read = nn.LSTM(embedding, state, batch_first=True, bidirectional=True)
-        self.attend = WordAttention(2 * state, state, hops)
-        self.drop = nn.Dropout(dropout)
-        self.decision = nn.Sequential(
-            nn.Linear(2 * state * hops, 2 * state), nn.ReLU(), nn.Linear(2 * state, classes)
-        )
-
-    def encode(self, batch: Batch) -> Words:
-        """The embeddings of the words."""
-        return embed_words(self.embed, batch)
-
-    def decide(self, features: Words, mask: Mapping[str, Tensor] | None = None) -> Output:
-        """Classes from what the words say together."""
-        embedded = self.drop(features.masked(mask, self.blank))
-        states, _ = read_words(self.read, embedded, features.present)
-        summary, attention = self.attend(states, features)
-        prediction = self.decision(self.drop(summary.flatten(1)))
-        return Output(prediction, (attention,), {"redundancy": redundancy(attention)})
-
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of texts."""
-        return self.decide(self.encode(batch))
-
-    def config(self) -> dict[str, Any]:
-        """The values this model was made with."""
-        return dict(self.made_with)
-
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
-    @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "TextClassifier":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(lambda config: cls(**config), folder)
-
-
-class StructuredClassifier(nn.Module):
-    """The text classifier of Lin et al. as "Self Supervision for Attention Networks" uses it.
-
-    Words of 300 numbers, a bidirectional LSTM of 256 a direction, 30 hops of attention with 350
-    hidden numbers (eq. 4-6), all summaries side by side, 2000 numbers, classes. There is nothing
-    between the last two layers, as in the code published with the second paper; `TextClassifier`
-    has a ReLU there, as the first one does, and is a twentieth of the size.
-
-    Departures from that code: padding is neither read nor attended to (it fills 190 of 200 places
-    there); a masked word becomes a vector of its own and not an unknown word; `dropout`, on words
-    and summaries, is 0 unless asked for. The extra `redundancy` is the penalty of eq. 8.
-    """
-
-    def __init__(
-        self,
-        vocabulary: int,
-        classes: int,
-        word: int = 300,
-        state: int = 256,
-        hidden: int = 350,
-        hops: int = 30,
-        joint: int = 2000,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.made_with = {
-            "vocabulary": vocabulary,
-            "classes": classes,
-            "word": word,
-            "state": state,
-            "hidden": hidden,
-            "hops": hops,
-            "joint": joint,
-            "dropout": dropout,
-        }
         self.embed = nn.Embedding(vocabulary, word, padding_idx=0)
         self.blank = nn.Parameter(torch.zeros(word))
         self.read = nn.LSTM(word, state, batch_first=True, bidirectional=True)
         self.attend = WordAttention(2 * state, hidden, hops)
         self.drop = nn.Dropout(dropout)
-        self.decision = nn.Sequential(nn.Linear(2 * state * hops, joint), nn.Linear(joint, classes))
+        self.decision = decision(2 * state * hops)
 
     def encode(self, batch: Batch) -> Words:
         """The embeddings of the words."""
@@ -216,19 +137,83 @@ class StructuredClassifier(nn.Module):
         prediction = self.decision(self.drop(summary.flatten(1)))
         return Output(prediction, (attention,), {"redundancy": redundancy(attention)})
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of texts."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return dict(self.made_with)
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
 
-    @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "StructuredClassifier":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(lambda config: cls(**config), folder)
+class TextClassifier(SelfAttentive):
+    """Structured self-attention at a size for small sets of texts."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        width: float = 1.0,
+        hops: int = 4,
+        dropout: float = 0.3,
+    ) -> None:
+        state, word = max(4, round(128 * width)), max(4, round(300 * width))
+        super().__init__(
+            vocabulary,
+            word,
+            state,
+            state,
+            hops,
+            dropout,
+            lambda wide: nn.Sequential(
+                nn.Linear(wide, 2 * state), nn.ReLU(), nn.Linear(2 * state, classes)
+            ),
+        )
+        self.made_with = {
+            "vocabulary": vocabulary,
+            "classes": classes,
+            "width": width,
+            "hops": hops,
+            "dropout": dropout,
+        }
+
+
+class StructuredClassifier(SelfAttentive):
+    """The text classifier of Lin et al. as "Self Supervision for Attention Networks" uses it.
+
+    Words of 300 numbers, a bidirectional LSTM of 256 a direction, 30 hops of attention with 350
+    hidden numbers (eq. 4-6), all summaries side by side, 2000 numbers, classes. There is nothing
+    between the last two layers, as in the code published with the second paper; `TextClassifier`
+    has a ReLU there, as the first one does, and is a twentieth of the size.
+
+    Departures from that code: padding is neither read nor attended to (it fills 190 of 200 places
+    there); a masked word becomes a vector of its own and not an unknown word; `dropout`, on words
+    and summaries, is 0 unless asked for.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        word: int = 300,
+        state: int = 256,
+        hidden: int = 350,
+        hops: int = 30,
+        joint: int = 2000,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(
+            vocabulary,
+            word,
+            state,
+            hidden,
+            hops,
+            dropout,
+            lambda wide: nn.Sequential(nn.Linear(wide, joint), nn.Linear(joint, classes)),
+        )
+        self.made_with = {
+            "vocabulary": vocabulary,
+            "classes": classes,
+            "word": word,
+            "state": state,
+            "hidden": hidden,
+            "hops": hops,
+            "joint": joint,
+            "dropout": dropout,
+        }

@@ -6,7 +6,6 @@ baseline of "Self Supervision for Attention Networks".
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from overt.data.batch import Batch
-from overt.models import pretrained
 from overt.models.answering.eyes import Eye, eye_from
 from overt.models.answering.reading import Reader
 from overt.models.answering.vqa import Asked
+from overt.models.network import Network
 from overt.models.output import Output
 from overt.models.weighing import weigh
 
@@ -40,7 +39,7 @@ class AskSizes:
     dropout: float = 0.5
 
 
-class ShowAskAttend(nn.Module):
+class ShowAskAttend(Network[Asked]):
     """`softmax(w relu(V v + Q q))` over cells of length one, a glimpse at a time.
 
     As a reproduction that reaches the paper's numbers has it: V has no bias, dropout stands before
@@ -88,24 +87,14 @@ class ShowAskAttend(nn.Module):
         prediction = self.decision(torch.cat([seen.flatten(1), question], dim=1))
         return Output(prediction, (over_cells, *over_words))
 
-    def forward(self, batch: Batch) -> Output:
-        """Answers to a batch of questions."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {"sizes": asdict(self.sizes), "eye": self.eye.config()}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "ShowAskAttend":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(
-            lambda config: cls(AskSizes(**config["sizes"]), eye_from(config["eye"])), folder
-        )
+    def from_config(cls, config: Mapping[str, Any]) -> "ShowAskAttend":
+        """The network that `config` describes, with fresh weights."""
+        return cls(AskSizes(**config["sizes"]), eye_from(config["eye"]))
 
 
 def unit(cells: Float[Tensor, "b k d"]) -> Float[Tensor, "b k d"]:

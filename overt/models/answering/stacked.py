@@ -6,7 +6,6 @@ https://arxiv.org/abs/1511.02274, eq. 15-22.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 from overt.attention import AttentionMap, Layout
 from overt.data.batch import Batch
-from overt.models import pretrained
 from overt.models.answering.eyes import Eye, eye_from
 from overt.models.answering.reading import Reader
 from overt.models.answering.vqa import Asked
+from overt.models.network import Network
 from overt.models.output import Output
 from overt.models.weighing import weigh
 
@@ -61,7 +60,7 @@ class Hop(nn.Module):
         return asked + seen[:, 0], attention
 
 
-class StackedAttention(nn.Module):
+class StackedAttention(Network[Asked]):
     """Cells and question in one space, one hop of attention after another, answers from their sum.
 
     `v = tanh(W x)`, `u = tanh(W q)`, then hops with weights of their own, then one linear layer.
@@ -105,24 +104,14 @@ class StackedAttention(nn.Module):
             maps.append(attention)
         return Output(self.decision(asked), (_layered(maps), *over_words))
 
-    def forward(self, batch: Batch) -> Output:
-        """Answers to a batch of questions."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {"sizes": asdict(self.sizes), "eye": self.eye.config()}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "StackedAttention":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(
-            lambda config: cls(StackSizes(**config["sizes"]), eye_from(config["eye"])), folder
-        )
+    def from_config(cls, config: Mapping[str, Any]) -> "StackedAttention":
+        """The network that `config` describes, with fresh weights."""
+        return cls(StackSizes(**config["sizes"]), eye_from(config["eye"]))
 
 
 def _layered(maps: Sequence[AttentionMap]) -> AttentionMap:

@@ -7,7 +7,6 @@ https://arxiv.org/abs/1704.03162; the words are weighed by structured self-atten
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from overt.attention import AttentionMap, Layout, grid
 from overt.data.batch import Batch
 from overt.errors import BadInput
-from overt.models import pretrained
 from overt.models.cnn import Backbone, Cells, coordinates
 from overt.models.hard.attention import HardAttention, hard_from
+from overt.models.network import Network
 from overt.models.output import Output
 from overt.models.text import WordAttention, Words
 from overt.models.weighing import weigh
@@ -167,7 +166,7 @@ class Sizes:
         return self.cell + 2
 
 
-class VQA(nn.Module):
+class VQA(Network[Asked]):
     """A CNN, a GRU with attention over its words, and `attend` to join the two.
 
     Departures from the paper, made for small worlds: a CNN trained with the rest in place of a
@@ -226,21 +225,11 @@ class VQA(nn.Module):
             return Output(prediction, maps, self.attend.costs(over_cells))
         return Output(prediction, maps)
 
-    def forward(self, batch: Batch) -> Output:
-        """Answers to a batch of questions."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {"sizes": asdict(self.sizes), "attend": self.attend.config()}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "VQA":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(
-            lambda config: cls(Sizes(**config["sizes"]), attend_from(config["attend"])), folder
-        )
+    def from_config(cls, config: Mapping[str, Any]) -> "VQA":
+        """The network that `config` describes, with fresh weights."""
+        return cls(Sizes(**config["sizes"]), attend_from(config["attend"]))

@@ -7,13 +7,11 @@ photos end to end (4.7), and for CLEVR with a relation network (4.8).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from overt.data.batch import Batch
-from overt.models import pretrained
 from overt.models.answering.eyes import CachedEye, Eye, PlacedEye, TrainedEye, eye_from
 from overt.models.answering.questions import (
     Backwards,
@@ -33,6 +31,7 @@ from overt.models.hard.attention import (
     unplaced,
 )
 from overt.models.hard.selection import Rule, Selection, keep_above_uniform
+from overt.models.network import Network
 from overt.models.output import Output
 
 
@@ -53,7 +52,7 @@ class Decision:
         return nn.Sequential(*layers, nn.Dropout(self.dropout), nn.Linear(before, self.answers))
 
 
-class HAN(nn.Module):
+class HAN(Network[Asked]):
     """An eye, a reader, hard attention over what they say together, and a decision.
 
     `vqa_cp`, `simple_han` and `relation_net` build those of the paper. A mask acts on cells that
@@ -91,10 +90,6 @@ class HAN(nn.Module):
         extras["flops"] = extras["flops"] + linear_flops(self.decision)
         return Output(self.decision(looked.summary), (looked.attention,), extras)
 
-    def forward(self, batch: Batch) -> Output:
-        """Answers to a batch of questions."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {
@@ -106,23 +101,15 @@ class HAN(nn.Module):
             "dropout": self.made_with.dropout,
         }
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "HAN":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(_from_config, folder)
-
-
-def _from_config(config: dict[str, Any]) -> HAN:
-    return HAN(
-        eye_from(config["eye"]),
-        question_reader_from(config["reader"]),
-        hard_from(config["attend"]),
-        Decision(tuple(config["hidden"]), config["answers"], config["dropout"]),
-    )
+    def from_config(cls, config: Mapping[str, Any]) -> "HAN":
+        """The network that `config` describes, with fresh weights."""
+        return cls(
+            eye_from(config["eye"]),
+            question_reader_from(config["reader"]),
+            hard_from(config["attend"]),
+            Decision(tuple(config["hidden"]), config["answers"], config["dropout"]),
+        )
 
 
 def vqa_cp(

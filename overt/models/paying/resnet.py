@@ -7,7 +7,6 @@ https://arxiv.org/abs/1603.05027: bottlenecks that normalise first. Attention as
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from overt.data.batch import Batch
-from overt.models import pretrained
 from overt.models.cnn import Cells
+from overt.models.network import Network
 from overt.models.output import Output
 from overt.models.paying.attention import (
     DECISIONS,
@@ -109,7 +108,7 @@ class ResidualTrunk(nn.Module):
         return found
 
 
-class ResNet(nn.Module):
+class ResNet(Network[Cells]):
     """The residual network that averages the cells of its last stage: the paper's RN-164."""
 
     def __init__(self, depth: Depth) -> None:
@@ -132,22 +131,14 @@ class ResNet(nn.Module):
         """Classes from the mean of the cells."""
         return Output(self.decision(features.masked(mask).mean(dim=1)))
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of images."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {"depth": asdict(self.depth)}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "ResNet":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(lambda config: cls(Depth(**config["depth"])), folder)
+    def from_config(cls, config: Mapping[str, Any]) -> "ResNet":
+        """The network that `config` describes, with fresh weights."""
+        return cls(Depth(**config["depth"]))
 
 
 class Whole(nn.Module):
@@ -166,7 +157,7 @@ class Whole(nn.Module):
         return self.linear(largest(self.convolve(pool(self.before(x), 2))))
 
 
-class ResNetAttention(nn.Module):
+class ResNetAttention(Network[Levels]):
     """The residual network that classifies by what it attends to (RN-164-att, att2, att3).
 
     The levels are the sums that leave the last stages, before any norm: 8 x 8, 16 x 16 and 32 x 32
@@ -211,10 +202,6 @@ class ResNetAttention(nn.Module):
         """Classes, and one map a level, the lowest first; a mask over one grid acts on all."""
         return self.classify(features, mask)
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of images."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {
@@ -225,17 +212,9 @@ class ResNetAttention(nn.Module):
             "dropout": self.dropout,
         }
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "ResNetAttention":
-        """Read a model written by `save_pretrained`."""
-
-        def build(config: Mapping[str, Any]) -> "ResNetAttention":
-            score, decision = SCORES[config["score"]], DECISIONS[config["decision"]]
-            depth = Depth(**config["depth"])
-            return cls(depth, config["levels"], score, decision, config["dropout"])
-
-        return pretrained.load(build, folder)
+    def from_config(cls, config: Mapping[str, Any]) -> "ResNetAttention":
+        """The network that `config` describes, with fresh weights."""
+        score, decision = SCORES[config["score"]], DECISIONS[config["decision"]]
+        depth = Depth(**config["depth"])
+        return cls(depth, config["levels"], score, decision, config["dropout"])

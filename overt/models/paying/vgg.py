@@ -8,7 +8,6 @@ initialisation but for u, one mean and one deviation for all pixels, and images 
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from overt.attention import AttentionMap, Kind, grid
 from overt.data.batch import Batch
 from overt.errors import BadInput
-from overt.models import pretrained
 from overt.models.cnn import Cells
+from overt.models.network import Network
 from overt.models.output import Output
 from overt.models.paying.attention import (
     DECISIONS,
@@ -201,7 +200,7 @@ class Sizes:
         return Sizes(**{**config, "dropout": Dropout(**config["dropout"])})
 
 
-class VGG(nn.Module):
+class VGG(Network[Cells]):
     """VGG with 13 convolutions and two linear layers: the paper's baseline without attention."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -228,25 +227,17 @@ class VGG(nn.Module):
         left = Cells(features.masked(mask), features.layout)
         return Output(self.decision(self.descriptor(left)))
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of images."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {"sizes": asdict(self.sizes)}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "VGG":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(lambda config: cls(Sizes.of(config["sizes"])), folder)
+    def from_config(cls, config: Mapping[str, Any]) -> "VGG":
+        """The network that `config` describes, with fresh weights."""
+        return cls(Sizes.of(config["sizes"]))
 
 
-class VGGGap(nn.Module):
+class VGGGap(Network[Cells]):
     """VGG that averages the cells of its last stage, so that each cell's share in a class is known.
 
     Zhou et al., "Learning Deep Features for Discriminative Localization", CVPR 2016. Only the first
@@ -280,25 +271,17 @@ class VGGGap(nn.Module):
             rearrange(values, "b k -> b 1 1 1 k"), features.layout, kind=Kind.SIGNED
         )
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of images."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {"sizes": asdict(self.sizes)}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "VGGGap":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(lambda config: cls(Sizes.of(config["sizes"])), folder)
+    def from_config(cls, config: Mapping[str, Any]) -> "VGGGap":
+        """The network that `config` describes, with fresh weights."""
+        return cls(Sizes.of(config["sizes"]))
 
 
-class VGGAttention(nn.Module):
+class VGGAttention(Network[Levels]):
     """VGG that classifies by what it attends to at one to three levels (VGG-att, att2, att3).
 
     The levels are the convolutions 13, 10 and 7, before the pooling that follows them: 8 x 8, 16 x
@@ -346,10 +329,6 @@ class VGGAttention(nn.Module):
         """
         return self.classify(features, mask)
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of images."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {
@@ -359,19 +338,11 @@ class VGGAttention(nn.Module):
             "decision": name_in(DECISIONS, self.decide_by, "decision"),
         }
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "VGGAttention":
-        """Read a model written by `save_pretrained`."""
-
-        def build(config: Mapping[str, Any]) -> "VGGAttention":
-            score, decision = SCORES[config["score"]], DECISIONS[config["decision"]]
-            return cls(Sizes.of(config["sizes"]), config["levels"], score, decision)
-
-        return pretrained.load(build, folder)
+    def from_config(cls, config: Mapping[str, Any]) -> "VGGAttention":
+        """The network that `config` describes, with fresh weights."""
+        score, decision = SCORES[config["score"]], DECISIONS[config["decision"]]
+        return cls(Sizes.of(config["sizes"]), config["levels"], score, decision)
 
 
 def vgg_attention(
@@ -397,7 +368,7 @@ class Progressed:
     gate: AttentionMap
 
 
-class VGGProgressive(nn.Module):
+class VGGProgressive(Network[Progressed]):
     """VGG with progressive attention: cells are weakened on the way, and attended to at the end.
 
     Seo et al., "Hierarchical Attention Networks", 2016, as the paper has it (appendix A.2). After
@@ -456,22 +427,14 @@ class VGGProgressive(nn.Module):
         output = self.classify(Levels((features.cells,), features.query), mask)
         return Output(output.prediction, (features.gate, *output.attention))
 
-    def forward(self, batch: Batch) -> Output:
-        """Classes of a batch of images."""
-        return self.decide(self.encode(batch))
-
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
         return {"sizes": asdict(self.sizes)}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "VGGProgressive":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(lambda config: cls(Sizes.of(config["sizes"])), folder)
+    def from_config(cls, config: Mapping[str, Any]) -> "VGGProgressive":
+        """The network that `config` describes, with fresh weights."""
+        return cls(Sizes.of(config["sizes"]))
 
 
 Named = TypeVar("Named")

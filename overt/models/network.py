@@ -1,0 +1,52 @@
+"""What our networks have in common: two steps, and a folder they are written to and read from."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from torch import Tensor, nn
+
+from overt.data.batch import Batch
+from overt.models import pretrained
+from overt.models.output import Output
+
+Features = TypeVar("Features")
+Made = TypeVar("Made", bound="Network[Any]")
+
+
+class Network(nn.Module, ABC, Generic[Features]):
+    """A network that sees, then decides, and can be saved: a `Model` that knows how it was made.
+
+    One that is made of more than plain values says in `from_config` how `config` is read.
+    """
+
+    @abstractmethod
+    def encode(self, batch: Batch) -> Features:
+        """The features of a batch."""
+
+    @abstractmethod
+    def decide(self, features: Features, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """The output for features, of which a mask may remove some."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Plain JSON values from which the same network can be built again."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Network[Features]":
+        """The network that `config` describes, with fresh weights."""
+        return cls(**config)
+
+    def forward(self, batch: Batch) -> Output:
+        """The output for a batch: `decide(encode(batch))`."""
+        return self.decide(self.encode(batch))
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and the weights, whole or not at all."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls: type[Made], folder: Path | str) -> Made:
+        """Read a network written by `save_pretrained`, in eval mode; its files are verified."""
+        return cast(Made, pretrained.load(cls.from_config, folder))
