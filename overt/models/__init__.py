@@ -2,7 +2,16 @@
 
 from overt.models.adopting.adopted import Adopted, Supervised, adopt
 from overt.models.adopting.looking import every, last
-from overt.models.answering.eyes import CachedEye, Eye, PlacedEye, TrainedEye
+from overt.models.answering.eyes import (
+    CachedEye,
+    Eye,
+    NormedEye,
+    PlacedEye,
+    StridedEye,
+    TrainedEye,
+    norm_a_cell,
+    norm_an_image,
+)
 from overt.models.answering.questions import (
     Backwards,
     Bag,
@@ -10,12 +19,6 @@ from overt.models.answering.questions import (
     Recurrent,
 )
 from overt.models.answering.showask import AskSizes, ShowAskAttend
-from overt.models.answering.sight import (
-    NormedEye,
-    StridedEye,
-    norm_a_cell,
-    norm_an_image,
-)
 from overt.models.answering.stacked import StackedAttention, StackSizes
 from overt.models.answering.vqa import VQA, Asked, Blind, MeanPool, Sizes, SoftAttention
 from overt.models.attaching.attached import Attached, attach

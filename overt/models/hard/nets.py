@@ -12,14 +12,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from overt.data.batch import Batch
-from overt.models.answering.eyes import CachedEye, Eye, PlacedEye, TrainedEye, eye_from
+from overt.models.answering.eyes import (
+    CachedEye,
+    Eye,
+    NormedEye,
+    PlacedEye,
+    StridedEye,
+    TrainedEye,
+    eye_from,
+)
 from overt.models.answering.questions import (
     Backwards,
     QuestionReader,
     Recurrent,
     question_reader_from,
 )
-from overt.models.answering.sight import NormedEye, StridedEye
 from overt.models.answering.vqa import Asked
 from overt.models.hard.aggregate import Aggregate, Relation
 from overt.models.hard.attention import (

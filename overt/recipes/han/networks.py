@@ -5,10 +5,16 @@ from functools import partial
 from torch import nn
 
 from overt.errors import BadInput
-from overt.models.answering.eyes import CachedEye, PlacedEye, TrainedEye
+from overt.models.answering.eyes import (
+    NORMS,
+    CachedEye,
+    NormedEye,
+    PlacedEye,
+    StridedEye,
+    TrainedEye,
+)
 from overt.models.answering.eyes import Eye as Sees
 from overt.models.answering.questions import Backwards, Bag, QuestionReader, Recurrent
-from overt.models.answering.sight import NORMS, NormedEye, StridedEye
 from overt.models.answering.stacked import StackedAttention, StackSizes
 from overt.models.hard.aggregate import Aggregate as Joining
 from overt.models.hard.aggregate import Mean, Pairwise, Relation, Sum

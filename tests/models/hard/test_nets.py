@@ -8,9 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry
-from overt.models.answering.eyes import CachedEye
+from overt.models.answering.eyes import CachedEye, NormedEye, StridedEye
 from overt.models.answering.questions import Bag, Recurrent
-from overt.models.answering.sight import NormedEye, StridedEye
 from overt.models.answering.stacked import StackedAttention, StackSizes
 from overt.models.hard.aggregate import Mean, Pairwise, Relation, Sum
 from overt.models.hard.attention import HardAttention, unasked
