@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from overt.data.eraser import Eraser
     from overt.data.features import Cached, FeatureCache, Key
     from overt.data.hat import VqaHat
+    from overt.data.human import Truth, pooled, truth_of, truths
     from overt.data.images import open_image
     from overt.data.osie import Osie
     from overt.data.photos import PhotoSet
@@ -70,6 +71,7 @@ __all__ = [
     "Stl10",
     "Svhn",
     "Trec",
+    "Truth",
     "VgpPairs",
     "Vocabulary",
     "VqaHat",
@@ -84,11 +86,14 @@ __all__ = [
     "flickr30k_phrases",
     "karpathy",
     "open_image",
+    "pooled",
     "refcoco",
     "refer",
     "root_of",
     "scene67",
     "shift",
+    "truth_of",
+    "truths",
     "vary",
     "vqa1",
     "vqa2",
@@ -112,6 +117,7 @@ _HOMES = {
     "eraser": ("Eraser",),
     "features": ("Cached", "FeatureCache", "Key"),
     "hat": ("VqaHat",),
+    "human": ("Truth", "pooled", "truth_of", "truths"),
     "images": ("open_image",),
     "osie": ("Osie",),
     "photos": ("PhotoSet",),

@@ -22,6 +22,7 @@ from overt.data.images import How, Size, crop
 from overt.data.photos import ALL, Entry, PhotoSet, only_all, target
 from overt.errors import BadInput, Damaged
 from overt.files import digest, read_json
+from overt.geometry import PixelGeometry
 
 FOLDER = "osie"
 PHOTOS = 700
@@ -72,6 +73,8 @@ class Osie:
         folder = root / FOLDER / "images"
         self._photos = PhotoSet("osie", split, folder, entries, ("photo",), size, how)
         self.files = self._photos.files
+        self._brought: dict[int, PixelGeometry] = {}
+        self._everybody: dict[tuple[float, ...], Float[Tensor, " k"]] = {}
 
     def __len__(self) -> int:
         return len(self._photos)
@@ -82,15 +85,14 @@ class Osie:
 
     def points(self, indices: Sequence[int]) -> list[list[Float[Tensor, "n 2"]]]:
         """Where each person looked, (y, x) in pixels of the photo as it is stored."""
-        sizes = self._photos.batch(indices).geometry
-        assert sizes is not None
-        return self._points(indices, sizes.size)
+        return self._points(indices, self._geometry(indices).size)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The photos at these places, with where people looked as target."""
-        found, maps = self._maps(indices)
-        shares = maps / maps.sum(dim=-1, keepdim=True).clamp_min(1e-12)
+        found = self._photos.batch(indices)
         assert found.geometry is not None
+        maps = self._maps(indices, found.geometry, self.bandwidth)
+        shares = maps / maps.sum(dim=-1, keepdim=True).clamp_min(1e-12)
         wanted = target(shares.mean(dim=1), self.cells, found.geometry)
         return replace(found, labels=None, target=wanted)
 
@@ -99,24 +101,79 @@ class Osie:
 
         `.each_row()` makes a sample of every person: what one says of the others is the ceiling.
         """
-        found, maps = self._maps(indices)
-        return AttentionMap(
-            rearrange(maps, "b p k -> b 1 1 p k"),
-            grid(*self.cells, geometry=found.geometry),
-            words(maps.shape[1], name="people"),
-            (maps.sum(dim=-1, keepdim=True) > 0).expand(maps.shape),
-            Kind.AMOUNT,
-        )
+        return self._each(indices, self.bandwidth)
+
+    def counts(self, indices: Sequence[int]) -> AttentionMap:
+        """How many fixations of each person fell into each cell, one query a person, not smoothed.
+
+        A person none of whose fixations fell on the canvas sees no cell.
+        """
+        return self._each(indices, 0.0)
+
+    def others(self, indices: Sequence[int]) -> AttentionMap:
+        """How many fixations on all other photos would fall into each cell of this one."""
+        return self._elsewhere(indices, 0.0)
+
+    def prior(self, indices: Sequence[int]) -> AttentionMap:
+        """Where people look whatever is shown: the density of all fixations on other photos.
+
+        Each is a Gaussian of the set's bandwidth, and no photo is in its own prior.
+        """
+        return self._elsewhere(indices, self.bandwidth).normalize()
 
     def digest(self) -> str:
         """A hash of the photos, the fixations and the bandwidth."""
         about = f"osie {self.bandwidth} {digest(self._path)} {self._photos.digest()}"
         return hashlib.sha256(about.encode()).hexdigest()
 
-    def _maps(self, indices: Sequence[int]) -> tuple[Batch, Float[Tensor, "b p k"]]:
-        found = self._photos.batch(indices)
-        geometry = found.geometry
-        assert geometry is not None
+    def _each(self, indices: Sequence[int], bandwidth: float) -> AttentionMap:
+        geometry = self._geometry(indices)
+        maps = self._maps(indices, geometry, bandwidth)
+        return AttentionMap(
+            rearrange(maps, "b p k -> b 1 1 p k"),
+            grid(*self.cells, geometry=geometry),
+            words(maps.shape[1], name="people"),
+            (maps.sum(dim=-1, keepdim=True) > 0).expand(maps.shape),
+            Kind.AMOUNT,
+        )
+
+    def _elsewhere(self, indices: Sequence[int], bandwidth: float) -> AttentionMap:
+        """What the fixations on all photos put into the cells, less those on the photo itself."""
+        geometry = self._geometry(indices)
+        own = self._maps(indices, geometry, bandwidth).double().sum(dim=1)
+        whole = torch.zeros_like(own)
+        for row in range(len(own)):
+            whole[row] = self._everywhere(geometry[row], bandwidth)
+        rest = torch.where(whole - own > 1e-6 * whole, whole - own, 0)  # rounding is no fixation
+        return AttentionMap.from_cells(rest.float(), grid(*self.cells, geometry=geometry))
+
+    def _everywhere(self, one: PixelGeometry, bandwidth: float) -> Float[Tensor, " k"]:
+        """All fixations of the data set on the cells of a photo; kept for photos brought alike."""
+        parts = (one.size, one.scale, one.offset, one.cells(self.cells))
+        key = (bandwidth, *(value for part in parts for value in part.flatten().tolist()))
+        if key not in self._everybody:
+            screen = [person.points for people in self._people for person in people]
+            scale = one.size[0].double() / torch.tensor(SHOWN, dtype=torch.float64)
+            points = (torch.cat(screen).double() * scale).float()
+            spread = bandwidth * float(one.size[0, 0]) / SHOWN[0]
+            self._everybody[key] = one.density([points], self.cells, spread)[0]
+        return self._everybody[key]
+
+    def _geometry(self, indices: Sequence[int]) -> PixelGeometry:
+        """How each photo was brought to the canvas; a photo is opened for it once."""
+        places = self._photos.places(indices)
+        for place in places:
+            if place not in self._brought:
+                found = self._photos.batch([place]).geometry
+                assert found is not None
+                self._brought[place] = found
+        if not places:
+            return PixelGeometry.identity(0, self._photos.size)
+        return PixelGeometry.join([self._brought[place] for place in places])
+
+    def _maps(
+        self, indices: Sequence[int], geometry: PixelGeometry, bandwidth: float
+    ) -> Float[Tensor, "b p k"]:
         points = self._points(indices, geometry.size)
         most = max([1, *map(len, points)])
         maps = torch.zeros(len(points), most, self.cells[0] * self.cells[1])
@@ -124,9 +181,8 @@ class Osie:
             if people:
                 alone = geometry[torch.full((len(people),), row)]
                 scale = float(geometry.size[row, 0]) / SHOWN[0]
-                density = alone.density(people, self.cells, self.bandwidth * scale)
-                maps[row, : len(people)] = density
-        return found, maps
+                maps[row, : len(people)] = alone.density(people, self.cells, bandwidth * scale)
+        return maps
 
     def _points(self, indices: Sequence[int], sizes: Tensor) -> list[list[Tensor]]:
         found = []

@@ -13,6 +13,7 @@ from overt.measure.answers import (
     wups,
 )
 from overt.measure.calibration import Reliability, equal_mass, equal_width, reliability
+from overt.measure.ceilings import against_each, ceiling, left_out
 from overt.measure.cells import mass_cells, random_cells, top_cells, top_share
 from overt.measure.consistency import of_others, view_consistency
 from overt.measure.controls import centre, mean_of_others, random_map, shuffled, uniform
@@ -38,6 +39,7 @@ from overt.measure.flipping import (
     insertion_curve,
     sufficiency,
 )
+from overt.measure.grids import on_grid
 from overt.measure.grounding import (
     PerClass,
     by_layer_and_head,
@@ -161,6 +163,20 @@ from overt.measure.transfer import (
     whitening,
 )
 from overt.measure.transport import emd
+from overt.measure.wording import (
+    Fall,
+    alignment_divergence,
+    effect_agreement,
+    fall,
+    hiding,
+    looked_at,
+    of_next,
+    over_words,
+    region_effects,
+    region_gradients,
+    row_by_row,
+    spoken,
+)
 
 __all__ = [
     "Alternative",
@@ -168,6 +184,7 @@ __all__ = [
     "Attacked",
     "Contrast",
     "Curve",
+    "Fall",
     "Fill",
     "Interval",
     "Measure",
@@ -184,6 +201,8 @@ __all__ = [
     "Whitening",
     "accuracy",
     "adversarial_distance",
+    "alignment_divergence",
+    "against_each",
     "alike",
     "alternative",
     "anyone",
@@ -201,6 +220,7 @@ __all__ = [
     "captions",
     "cascading",
     "cc",
+    "ceiling",
     "centre",
     "chance",
     "combined",
@@ -214,6 +234,7 @@ __all__ = [
     "deletion_curve",
     "edit_flips",
     "editing",
+    "effect_agreement",
     "effect_size",
     "effective_support",
     "emd",
@@ -221,6 +242,7 @@ __all__ = [
     "equal_mass",
     "equal_width",
     "evened",
+    "fall",
     "fgsm",
     "flip_share",
     "flipping",
@@ -234,6 +256,7 @@ __all__ = [
     "half_of_them",
     "hardened",
     "head_redundancy",
+    "hiding",
     "holm",
     "hoyer",
     "imputed",
@@ -256,7 +279,9 @@ __all__ = [
     "layers_of",
     "leave_one_out",
     "leave_one_out_agreement",
+    "left_out",
     "located",
+    "looked_at",
     "lost_margin",
     "lost_odds",
     "lost_score",
@@ -270,12 +295,15 @@ __all__ = [
     "moved",
     "noisy",
     "nss",
+    "of_next",
     "of_other_images",
     "of_others",
+    "on_grid",
     "otsu",
     "otsu_jaccard",
     "output_change",
     "over_seeds",
+    "over_words",
     "paired",
     "partners",
     "per_class",
@@ -290,12 +318,15 @@ __all__ = [
     "reach",
     "reachable",
     "recursive_roar",
+    "region_effects",
+    "region_gradients",
     "reliability",
     "removed",
     "reset",
     "roar",
     "roar_faithfulness",
     "root_of_product",
+    "row_by_row",
     "seed_divergence",
     "sensitivity_max",
     "sensitivity_mean",
@@ -305,6 +336,7 @@ __all__ = [
     "slope",
     "soft_accuracy",
     "spearman",
+    "spoken",
     "stability",
     "standardised",
     "still",
