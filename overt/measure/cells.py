@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap
+from overt.measure.drawing import uniform_numbers
 from overt.measure.measured import row, shares
 
 Choose = Callable[[AttentionMap, torch.Generator], Bool[Tensor, "b k"]]
@@ -46,7 +47,7 @@ def random_cells(
 
 def shuffle(like: Tensor, generator: torch.Generator) -> Int[Tensor, "b k"]:
     """The places of each row in a random order."""
-    noise = torch.rand(like.shape, generator=generator, device=generator.device)
+    noise = uniform_numbers(like.shape, generator)
     return noise.argsort(dim=-1, descending=True).to(like.device)
 
 

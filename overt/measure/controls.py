@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind
+from overt.measure.drawing import exponential_numbers, uniform_numbers
 
 
 def uniform(like: AttentionMap) -> AttentionMap:
@@ -19,9 +20,7 @@ def uniform(like: AttentionMap) -> AttentionMap:
 
 def random_map(like: AttentionMap, generator: torch.Generator) -> AttentionMap:
     """A distribution over the visible keys drawn at random, all distributions being as likely."""
-    drawn = torch.empty(like.values.shape, device=generator.device)
-    drawn.exponential_(generator=generator)  # n of these as shares are uniform on the simplex
-    return _given(like, drawn)
+    return _given(like, exponential_numbers(like.values.shape, generator))
 
 
 def centre(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
@@ -74,8 +73,7 @@ def shuffled(like: AttentionMap, generator: torch.Generator) -> AttentionMap:
     It has the same weights, and so the same entropy, at other places.
     """
     seen = rearrange(like.visible, "b q k -> b 1 1 q k").expand_as(like.values)
-    noise = torch.rand(like.values.shape, generator=generator, device=generator.device)
-    noise = noise.to(like.values.device)
+    noise = uniform_numbers(like.values.shape, generator).to(like.values.device)
     # visible keys come first in both orders, so the i-th of one goes to the i-th of the other
     places = noise.masked_fill(~seen, 2.0).argsort(dim=-1)
     sources = (~seen).to(noise.dtype).argsort(dim=-1, stable=True)

@@ -26,6 +26,7 @@ from overt.capture.call import Call
 from overt.capture.edits import Bias, Edit
 from overt.capture.watching import watch
 from overt.measure.agreement import js
+from overt.measure.drawing import normal_numbers, uniform_numbers
 from overt.measure.measured import Measured, defined, measured, row, shares
 
 Run = Callable[[Edit | Bias | None], Float[Tensor, "b c"]]
@@ -57,7 +58,7 @@ def permuted(generator: torch.Generator) -> Edit:
 
     def edit(call: Call, weights: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
         seen = _seen(call, weights)
-        noise = torch.rand(weights.shape, generator=generator, device=generator.device)
+        noise = uniform_numbers(weights.shape, generator)
         places = noise.to(weights.device).masked_fill(~seen, 2.0).argsort(dim=-1)
         # visible keys come first in both orders, so the i-th of one goes to the i-th of the other
         sources = (~seen).to(torch.uint8).argsort(dim=-1, stable=True)
@@ -90,7 +91,7 @@ def without_random(share: float, generator: torch.Generator) -> Edit:
     """As many weights as `without_top` takes, at random: what it is to be held against."""
 
     def score(weights: Tensor) -> Tensor:
-        noise = torch.rand(weights.shape, generator=generator, device=generator.device)
+        noise = uniform_numbers(weights.shape, generator)
         return noise.to(weights.device)
 
     return _without(share, score)
@@ -246,7 +247,7 @@ def alternative(
     with torch.no_grad():
         before = respond(own.to(attention.weights.dtype)).double().softmax(dim=-1)
     for _ in range(starts):
-        noise = torch.randn(own.shape, generator=generator, device=generator.device).to(own)
+        noise = normal_numbers(own.shape, generator).to(own)
         scores = (own.clamp_min(1e-6).log() + noise).requires_grad_()
         optimizer = torch.optim.Adam([scores], lr=rate)
         for _ in range(steps):

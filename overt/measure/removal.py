@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from overt.measure.drawing import normal_numbers
 from overt.measure.faithfulness import Decide
 
 Picture = Float[Tensor, "b c y x"]
@@ -91,7 +92,7 @@ def imputed(
     large = values.device.type == "cpu" and removed[0].numel() > _SMALL
     solve = _solve_directly if large else _solve_in_steps
     solved = solve(values * known, hole, _around(all_of), start.expand_as(values), tolerance)
-    drawn = torch.randn(values.shape, generator=generator, device=generator.device)
+    drawn = normal_numbers(values.shape, generator)
     return torch.where(hole > 0, solved + noise * drawn.to(values), values).to(picture.dtype)
 
 

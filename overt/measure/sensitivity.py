@@ -13,6 +13,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap
 from overt.measure.agreement import spearman
+from overt.measure.drawing import normal_numbers, uniform_numbers
 from overt.measure.faithfulness import Decide, probabilities
 from overt.measure.measured import Measured, defined, measured, row
 
@@ -29,7 +30,7 @@ def half_of_them(
     seen: Bool[Tensor, "b k"], generator: torch.Generator, share: float = 0.5
 ) -> Bool[Tensor, "b k"]:
     """Each key that may be seen with the chance `share`."""
-    drawn = torch.rand(seen.shape, generator=generator, device=generator.device).to(seen.device)
+    drawn = uniform_numbers(seen.shape, generator).to(seen.device)
     return (drawn < share) & seen
 
 
@@ -68,13 +69,13 @@ def infidelity(
 
 def within(inputs: Tensor, generator: torch.Generator, radius: float = 0.02) -> Tensor:
     """The inputs, each number moved at random by `radius` at most."""
-    drawn = torch.rand(inputs.shape, generator=generator, device=generator.device)
+    drawn = uniform_numbers(inputs.shape, generator)
     return inputs + radius * (2 * drawn - 1).to(inputs)
 
 
 def noisy(inputs: Tensor, generator: torch.Generator, deviation: float = 0.05) -> Tensor:
     """The inputs with Gaussian noise of this deviation."""
-    drawn = torch.randn(inputs.shape, generator=generator, device=generator.device)
+    drawn = normal_numbers(inputs.shape, generator)
     return inputs + deviation * drawn.to(inputs)
 
 
