@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from overt.attention import Form
+from overt.attention import AttentionMap, Form, Kind
 from overt.capture.call import Call, Projected
 from overt.capture.edits import Bias, Edit
-from overt.capture.seen import Seen
+from overt.capture.seen import Layouts, Seen
 from overt.capture.watching import watch
 from overt.supervise.loss import Loss
 from overt.supervise.perturb.fusing import (
@@ -142,11 +143,46 @@ class MaskReport:
 
 @dataclass(eq=False)
 class Pass:
-    """One use of a model under masks: the masks by layer, and what was seen of attention."""
+    """One use of a model under masks: the masks by layer, and what was seen of attention.
+
+    `calls` are those of the model before they were changed, `seen` what became of them.
+    """
 
     masks: dict[str, list[Weights]] = field(default_factory=dict)
     visible: dict[str, list[Bool[Tensor, "b h q k"]]] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
     seen: Seen | None = None
+
+    def before(self, layout: Layouts | None = None) -> AttentionMap:
+        """The attention of every layer as it was before masks changed it, in the same pass.
+
+        `layout` is what its words and regions are, as `watch` takes it.
+        """
+        return self._called(self.calls, layout)
+
+    def after(self, layout: Layouts | None = None) -> AttentionMap:
+        """The attention of every layer with which the model went on."""
+        return self._called([] if self.seen is None else self.seen.calls, layout)
+
+    def disturbance(self, layout: Layouts | None = None) -> AttentionMap:
+        """`1 - m` of every layer: what the masks hold to matter, amounts from 0 to 1.
+
+        Of two masks of one word the smaller one hides more, so this ranks regions as attention is
+        meant to.
+        """
+        like = self.before(layout)
+        masks = torch.stack([mask for _, (mask,) in self.masks.items()], dim=1)
+        hidden = rearrange(~like.visible, "b q k -> b 1 1 q k")
+        values = (1 - masks).masked_fill(hidden, 0)
+        return replace(like, values=values, kind=Kind.AMOUNT, form=Form.PLAIN)
+
+    def _called(self, calls: Sequence[Call], layout: Layouts | None) -> AttentionMap:
+        if len(calls) != len(self.masks) or not calls:
+            raise ValueError(
+                f"{len(calls)} calls of {len(self.masks)} layers do not stack: read a pass in "
+                "which the model was run once, after its block"
+            )
+        return Seen(calls, layout).map()
 
     def entries(
         self, rows: Bool[Tensor, "b q"] | None = None
@@ -294,7 +330,7 @@ class Aligner(nn.Module):
 
     def edit(self) -> Edit | Bias:
         """What aligns, for a watcher of your own: `overt.capture.generate(model, edit=...)`."""
-        inner = self._aligning(Pass())
+        inner = self._aligning(None)
         if isinstance(inner, Bias):
             make = inner.make
             return Bias(lambda call: make(call) if call.name in self.places else None)
@@ -323,6 +359,7 @@ class Aligner(nn.Module):
         if found is not None:
             visible = call.visible()
             seen = torch.ones_like(mask, dtype=torch.bool)
+            found.calls.append(call)
             found.masks.setdefault(call.name, []).append(mask)
             found.visible.setdefault(call.name, []).append(
                 seen if visible is None else seen & visible[:, None]
