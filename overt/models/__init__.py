@@ -100,6 +100,7 @@ from overt.models.thinning.choosing import (
 )
 from overt.models.thinning.merging import by_keys, by_states
 from overt.models.thinning.thinned import Thinned, merge, thin
+from overt.models.vlbert.downstream import for_expressions, for_questions
 from overt.models.vlbert.marks import beside, marked
 from overt.models.vlbert.model import Classify, Point, Understood, VLBert, VLSizes, answering
 from overt.models.vlbert.negatives import nearest_others
@@ -203,6 +204,8 @@ __all__ = [
     "efficientnet_lite",
     "every",
     "finetune",
+    "for_expressions",
+    "for_questions",
     "fused",
     "gather",
     "grounded_phrases",

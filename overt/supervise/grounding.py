@@ -205,11 +205,40 @@ def indirect(
     no candidate. Which states make a phrase is the caller's: those of its words, or, as the
     published code has it by a slip, of the words after it.
     """
-    logits = precise(match(phrases, regions))
+    return matching(match(phrases, regions), wanted, present)
+
+
+# --- which region is meant
+
+
+def matching(
+    logits: Float[Tensor, "b m"], wanted: Bool[Tensor, "b m"], present: Bool[Tensor, "b m"]
+) -> Loss:
+    """Whether each region is told right by itself: binary cross-entropy, the mean over a row.
+
+    VL-BERT's loss for referring expressions, where it is one mean over all regions of a batch.
+    """
+    logits = precise(logits)
     costs = nn.functional.softplus(logits) - wanted * logits
     mean = torch.where(present, costs, 0).sum(dim=-1) / present.sum(dim=-1).clamp_min(1)
     rows = present.any(dim=-1)
     return Loss(torch.where(rows, mean, 0).sum(), rows.sum())
+
+
+def choice(
+    logits: Float[Tensor, "b m"], wanted: Bool[Tensor, "b m"], present: Bool[Tensor, "b m"]
+) -> Loss:
+    """Cross-entropy of the choice among the regions that are present, evenly over those wanted.
+
+    One region is chosen in the end, so regions compete: learns sooner than `matching` where most
+    are wrong. A sample of which no wanted region is present counts nothing.
+    """
+    wanted = wanted & present
+    rows = wanted.any(dim=-1)
+    hidden = rows[:, None] & ~present  # the gradient of a softmax over nothing is NaN
+    logs = precise(logits).masked_fill(hidden, -torch.inf).log_softmax(dim=-1)
+    shares = wanted / wanted.sum(dim=-1, keepdim=True).clamp_min(1)
+    return Loss(-(torch.where(wanted, logs, 0) * shares).sum(), rows.sum())
 
 
 # --- targets and rows

@@ -12,13 +12,15 @@ from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, rollou
 from overt.data.batch import Batch
 from overt.data.scenes.pairs import CaptionPairScenes, Describes
 from overt.models import adopt
-from overt.supervise import Loss, cross_entropy
+from overt.supervise import Loss, classification, cross_entropy
 from overt.supervise.grounding import (
     Matcher,
     bce_log,
+    choice,
     direct,
     grounded,
     indirect,
+    matching,
     narrowed,
     only_first,
     picked,
@@ -410,6 +412,55 @@ def test_a_matcher_starts_as_xavier_has_it():
     assert float(match.judge.weight.abs().max()) <= math.sqrt(6 / 401)
     assert float(match.judge.weight.std()) == pytest.approx(math.sqrt(2 / 401), rel=0.1)
     assert (match.judge.bias == 0).all()
+
+
+# --- which region is meant
+
+
+def slow_choice(logits, wanted, present):
+    """The cost of each choice, region by region, with plain numbers."""
+    total, count = 0.0, 0
+    for row, right, there in zip(logits.tolist(), wanted.tolist(), present.tolist(), strict=True):
+        fine = [at for at, one in enumerate(right) if one and there[at]]
+        if fine:
+            sum_of = sum(math.exp(row[at]) for at in range(len(row)) if there[at])
+            total -= sum(row[at] - math.log(sum_of) for at in fine) / len(fine)
+            count += 1
+    return total, count
+
+
+def test_a_choice_agrees_with_plain_numbers_and_counts_what_can_be_chosen():
+    logits = torch.randn(6, 5, dtype=torch.float64).requires_grad_()
+    wanted, present = torch.rand(6, 5) < 0.5, torch.rand(6, 5) < 0.7
+    wanted[1], present[2] = False, False
+    wanted[3] = present[3] = torch.tensor([True, False, True, True, False])
+    loss = choice(logits, wanted, present)
+    total, count = slow_choice(logits, wanted, present)
+    assert float(loss.total.detach()) == pytest.approx(total) and int(loss.count) == count
+    loss.total.backward()
+    assert logits.grad.isfinite().all() and not logits.grad[[1, 2]].any()
+    assert not logits.grad[~present].any()
+
+
+def test_a_choice_of_one_is_classification():
+    logits = torch.randn(4, 5)
+    labels = torch.tensor([2, 0, 4, 1])
+    wanted = torch.nn.functional.one_hot(labels, 5).bool()
+    found = choice(logits, wanted, torch.ones(4, 5, dtype=torch.bool))
+    torch.testing.assert_close(found.total, classification(logits, labels).total)
+
+
+def test_matching_is_the_mean_of_each_region_by_itself():
+    logits, wanted, present = torch.randn(4, 5), torch.rand(4, 5) < 0.4, torch.rand(4, 5) < 0.7
+    present[0], present[1] = True, False
+    found = matching(logits, wanted, present)
+    rows = [
+        binary_cross_entropy_with_logits(logits[row][there], wanted[row][there].float())
+        for row, there in enumerate(present)
+        if there.any()
+    ]
+    torch.testing.assert_close(found.total, torch.stack(rows).sum())
+    assert int(found.count) == len(rows) == 3
 
 
 # --- targets

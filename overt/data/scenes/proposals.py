@@ -6,6 +6,7 @@ exactly and where it stands tells nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,6 +48,29 @@ class Proposals:
             for row, source in enumerate(self.sources)
             if source is Source.TRUE and self.things[row] == thing
         )
+
+
+# --- which of them are candidates
+
+Keep = Callable[[Proposals], NDArray[np.bool_]]
+
+
+def every(proposals: Proposals) -> NDArray[np.bool_]:
+    """All of them: true boxes among others."""
+    return np.ones(len(proposals.boxes), dtype=bool)
+
+
+def only_true(proposals: Proposals) -> NDArray[np.bool_]:
+    """The true boxes alone, as if all things had been annotated."""
+    return np.array([source is Source.TRUE for source in proposals.sources])
+
+
+def only_detected(proposals: Proposals) -> NDArray[np.bool_]:
+    """All but the true boxes: what a detector finds is never quite right, and some is missing."""
+    return ~only_true(proposals)
+
+
+# --- making them
 
 
 def propose(boxes: Boxes, size: int, rng: np.random.Generator, count: int = COUNT) -> Proposals:

@@ -18,7 +18,7 @@ from overt.data.scenes.captions import Phrase, compose
 from overt.data.scenes.claims import step
 from overt.data.scenes.constructions import Linked, Piece
 from overt.data.scenes.language import DIRECTIONS, descriptions, say, singling, vocabulary
-from overt.data.scenes.proposals import COUNT, Proposals, propose
+from overt.data.scenes.proposals import COUNT, Keep, Proposals, every, propose
 from overt.data.scenes.questions import Description, fitting_things
 from overt.data.scenes.render import check_size, render
 from overt.data.scenes.views import (
@@ -147,7 +147,9 @@ class ReferringScenes:
     """Which region is meant? An item is a scene; each of its first `each` expressions is a sample.
 
     `labels` name the true box of the thing among the proposals in `boxes`; `target` grounds the
-    words of the thing and of its anchor; `groups` say whether a place is in the words.
+    words of the thing and of its anchor; `groups` say whether a place is in the words. `keep` says
+    which proposals are candidates: the others are hidden by `region_mask` and have no target, and
+    what is meant is named by `labels` still.
     """
 
     name = "scenes-referring"
@@ -160,13 +162,14 @@ class ReferringScenes:
         size: int = 64,
         regions: int = COUNT,
         each: int = 4,
+        keep: Keep = every,
     ) -> None:
         check(split, seed, count)
         check_size(size)
         if each < 1:
             raise BadInput(f"each scene needs at least 1 expression, not {each}")
         self.split, self.seed, self.count = str(split), seed, count
-        self.size, self.regions, self.each = size, regions, each
+        self.size, self.regions, self.each, self.keep = size, regions, each, keep
         self.vocabulary = vocabulary()
         self._item = Kept(self._make, room_for(size))
 
@@ -175,7 +178,7 @@ class ReferringScenes:
 
     def digest(self) -> str:
         """A hash of every setting and of the first items."""
-        settings = (
+        settings: tuple[object, ...] = (
             self.name,
             self.split,
             self.seed,
@@ -184,6 +187,8 @@ class ReferringScenes:
             self.regions,
             self.each,
         )
+        if self.keep is not every:
+            settings += (self.keep.__name__,)
         return fingerprint(self.batch(range(min(PROBES, self.count))), *settings)
 
     def scene(self, index: int) -> Scene:
@@ -202,7 +207,8 @@ class ReferringScenes:
         )
         text = TextGeometry(tuple(e.text for _, e in said), ranges)
         boxes = torch.from_numpy(np.stack([items[n].proposals.boxes for n, _ in said]))
-        linked = [linked for item in items for linked in item.linked]
+        kept = [self.keep(item.proposals) for item in items]
+        linked = [one & kept[n] for n, item in enumerate(items) for one in item.linked]
         return Batch(
             ids=tuple(
                 f"{self.name}-{self.split}-{self.seed}-{chosen[n]:06d}-{e.thing}" for n, e in said
@@ -214,7 +220,7 @@ class ReferringScenes:
             token_mask=mask,
             text=text,
             boxes=boxes,
-            region_mask=torch.ones(boxes.shape[:2], dtype=torch.bool),
+            region_mask=torch.from_numpy(np.stack([kept[n] for n, _ in said])),
             labels=torch.tensor([items[n].proposals.place(e.thing) for n, e in said]),
             groups=tuple("attributes" if e.relation is None else "place" for _, e in said),
             target=grounding(linked, boxes, text),

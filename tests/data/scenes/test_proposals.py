@@ -2,7 +2,17 @@ import numpy as np
 import pytest
 import torch
 
-from overt.data.scenes.proposals import COUNT, NOTHING, OFF, Source, overlaps, propose
+from overt.data.scenes.proposals import (
+    COUNT,
+    NOTHING,
+    OFF,
+    Source,
+    every,
+    only_detected,
+    only_true,
+    overlaps,
+    propose,
+)
 from overt.data.scenes.render import render
 from overt.data.scenes.world import scene
 from overt.errors import BadInput
@@ -74,3 +84,12 @@ def test_all_true_boxes_must_fit():
     assert len(propose(boxes, 64, np.random.default_rng(0), len(boxes)).boxes) == len(boxes)
     with pytest.raises(BadInput, match="cannot hold"):
         propose(boxes, 64, np.random.default_rng(0), len(boxes) - 1)
+
+
+def test_candidates_are_all_the_true_or_the_others():
+    found = propose(render(scene("train", 0, 3), 64).boxes, 64, np.random.default_rng(0))
+    true = [source is Source.TRUE for source in found.sources]
+    assert every(found).all() and every(found).shape == (COUNT,)
+    assert only_true(found).tolist() == true and only_detected(found).tolist() == [
+        not one for one in true
+    ]

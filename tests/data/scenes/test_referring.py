@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from overt.data.scenes.language import read
+from overt.data.scenes.proposals import only_detected, only_true
 from overt.data.scenes.referring import CLEAR, ReferringScenes, expressions, referents
 from overt.data.scenes.render import render
 from overt.data.scenes.world import ATTRIBUTES, Scene, Thing, scene
@@ -122,3 +123,23 @@ def test_settings():
     assert DATA.digest() in digests and len(digests) == 2 and len(DATA) == 12
     with pytest.raises(BadInput, match="at least 1 expression"):
         ReferringScenes("val", 0, 12, each=0)
+
+
+def test_candidates_that_are_not_kept_are_hidden_and_have_no_target():
+    every = DATA.batch([3, 9])
+    for keep in (only_true, only_detected):
+        data = ReferringScenes("val", 0, 12, keep=keep)
+        found = data.batch([3, 9])
+        for name in ("boxes", "labels", "tokens", "images"):
+            assert torch.equal(getattr(found, name), getattr(every, name))
+        hidden = ~found.region_mask
+        assert (
+            hidden.any()
+            and not found.target.weights[:, 0, 0][
+                hidden[:, None].expand_as(found.target.weights[:, 0, 0])
+            ].any()
+        )
+        found.target.check()
+        named = found.region_mask.gather(1, found.labels[:, None])
+        assert named.all() if keep is only_true else not named.any()
+        assert data.digest() != DATA.digest()
