@@ -34,11 +34,20 @@ def cache_of(
     """
     if data.features is not None:
         return FeatureCache(Path(data.features))
-    backbone = frozen(data.backbone, device)
-    photos = photos_of(data, root, reader)
-    transform = f"{data.size} x {data.size}, middle crop, {backbone.pixels}"
+    return cells_of(photos_of(data, root, reader), data.backbone, data.size, device)
+
+
+def cells_of(
+    photos: PhotoSet, name: str, size: int, device: torch.device | str = "cpu"
+) -> FeatureCache:
+    """The cells that a backbone makes of these photos, kept under the cache of the user.
+
+    A build that was stopped goes on where it was.
+    """
+    backbone = frozen(name, device)
+    transform = f"{size} x {size}, middle crop, {backbone.pixels}"
     key = Key(backbone.name, backbone.weights, transform, photos.digest())
-    folder = default_cache() / "features" / f"{data.name}-{backbone.name}-{key.digest()[:16]}"
+    folder = default_cache() / "features" / f"{photos.name}-{backbone.name}-{key.digest()[:16]}"
     if all_there(folder, key):
         return FeatureCache(folder)
 
