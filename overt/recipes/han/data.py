@@ -55,7 +55,11 @@ def opened(recipe: HanRecipe, context: Context) -> Parts:
 
 
 def sort_of_clevr(data: SortOfClevr, context: Context) -> Parts:
-    """Drawn pictures; those of training are drawn once and held on the device."""
+    """Drawn pictures; those of training are drawn once and held on the device.
+
+    In training an item is a picture with all of its questions. Its CNN then runs once for all of
+    them, which is most of the work where few cells are kept.
+    """
     from overt.data import SortOfClevr as Drawn
     from overt.data.sortclevr import ASKED, TERNARY
 
@@ -73,11 +77,23 @@ def sort_of_clevr(data: SortOfClevr, context: Context) -> Parts:
     kept = Held.of(train, processes(context.device).device)
     classes = train.data.classes
     return Parts(
-        kept,
+        together(kept, each),
         Judge(held, classes, portion=PORTION),
         Judge(test, classes, portion=PORTION),
         train.data.reader.size,
     )
+
+
+def together(held: Held, each: int) -> Held:
+    """The same samples with `each` that follow one another as one item, about one picture.
+
+    What is left over is left out; where there are fewer than `each` they are one item.
+    """
+    if held.each != 1 or held.picture is None:
+        raise ValueError(f"{held.name} already has {held.each} samples in an item, or no pictures")
+    each = min(each, len(held.ids))
+    whole = len(held.ids) // each * each
+    return replace(held, ids=held.ids[:whole], each=each, picture=held.picture[:whole:each])
 
 
 def scenes(data: Scenes, context: Context) -> Parts:

@@ -107,7 +107,8 @@ class Schedule(Enum):
 class SortOfClevr:
     """Drawn pictures of six things; `world` is the seed of all, and 20 questions come a picture.
 
-    `limit` caps the questions of every part. `ternary` adds ten questions about three things.
+    `limit` caps the questions of every part. `ternary` adds ten questions about three things. In
+    training all questions of a picture come together, and `train.batch` counts pictures.
     """
 
     limit: int | None = None
@@ -401,7 +402,7 @@ def han_sortclevr() -> HanRecipe:
         "Sort-of-CLEVR, a relation network on the quarter of the cells that matters",
         SortOfClevr(),
         replace(_RELATIONS, cells=6, reader=Reader.BAG),
-        Train(epochs=20, batch=256, rate=1e-3, decay=1e-4, clip=5.0, save_every=2000),
+        Train(epochs=40, batch=64, rate=1e-3, decay=1e-4, clip=5.0, save_every=2000),
     )
 
 

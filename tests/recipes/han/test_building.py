@@ -103,7 +103,7 @@ def test_rows_of_tables_1_to_3_run(run: Ran, label: str) -> None:
 
 def test_a_run_that_was_stopped_goes_on(run: Ran) -> None:
     """A schedule from soft to hard is a function of the step alone, and the clock goes on."""
-    sets = ("model.select=soft-to-hard", "data.limit=16", "train.batch=8")
+    sets = ("model.select=soft-to-hard", "data.limit=60", "train.batch=2")  # pictures
     whole, done = run("han-sortclevr", *sets)
     step = Reporter.step
 

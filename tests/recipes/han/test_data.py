@@ -10,8 +10,9 @@ import torch
 from overt.data import SortOfClevr
 from overt.data.batch import Batch
 from overt.data.features import FeatureCache, Key, build
+from overt.data.held import Held
 from overt.errors import BadInput
-from overt.recipes.han.data import MARGIN, Portion, grid_of
+from overt.recipes.han.data import MARGIN, Portion, grid_of, together
 from overt.show.sample import load_gallery
 
 Ran = Callable[..., tuple[Path, dict[str, Any]]]
@@ -96,3 +97,19 @@ def test_pictures_of_clevr_are_moved_in_training_alone(run: Ran, monkeypatch: An
     monkeypatch.setattr(resident, "shift", noted)
     run("han-clevr", "data.limit=3")
     assert moved == [(3, MARGIN)] * 2
+
+
+def test_questions_of_a_picture_come_together_and_share_it() -> None:
+    whole = SortOfClevr("train", count=3)
+    held = Held.of(whole)
+    pictures = together(held, 20)
+    assert len(pictures) == 3
+    batch, apart = pictures.batch([2, 0]), whole.batch([*range(40, 60), *range(20)])
+    assert batch.ids == apart.ids and batch.images is not None and len(batch.images) == 2
+    assert apart.images is not None and apart.image_of is not None and batch.image_of is not None
+    torch.testing.assert_close(batch.images[batch.image_of], apart.images[apart.image_of])
+    torch.testing.assert_close(batch.labels, apart.labels)
+    torch.testing.assert_close(batch.tokens, apart.tokens)
+    assert [len(together(held, each)) for each in (7, 60, 100)] == [8, 1, 1]
+    with pytest.raises(ValueError, match="20 samples in an item"):
+        together(pictures, 2)
