@@ -97,6 +97,35 @@ def paired(
     return bootstrap(difference, seed, draws, confidence, clusters)
 
 
+def bootstraps(
+    values: Float[Tensor, "m b"],
+    seed: int = 0,
+    draws: int = 2000,
+    confidence: float = 0.95,
+    clusters: Sequence[str] | None = None,
+) -> tuple[Interval, ...]:
+    """The means of many measures of the same samples, all from the same samples drawn anew.
+
+    As `bootstrap` of each, at the price of one. A sample that has no number in a measure is left
+    out of that one alone, so the number of those that have one varies with the draw.
+    """
+    there = values.detach().double().cpu()
+    count = there.shape[1]
+    names = [str(at) for at in range(count)] if clusters is None else clusters
+    place = _cluster_of(names, count)
+    sums, known = _by_cluster(there, place)
+    generator = _generator(seed)
+    parts = []
+    for some in _parts(sums[0] if len(sums) else sums.new_zeros(count), draws):
+        drawn = _counts(sums.shape[1], some, generator)
+        parts.append((drawn @ sums.T) / (drawn @ known.T))
+    means = torch.cat(parts) if parts else there.new_zeros(0, len(there))
+    return tuple(
+        _interval(mean(row), means[:, at], int((~row.isnan()).sum()), confidence)
+        for at, row in enumerate(there)
+    )
+
+
 def two_level(
     values: Float[Tensor, "s b"],
     seed: int = 0,
@@ -163,14 +192,49 @@ def permutation_test(difference: Float[Tensor, " b"], seed: int = 0, draws: int 
     limit = float(there.sum().abs()) * (1 - 1e-9)  # rounding shall not make equals unequal
     extreme, done = 0, 0
     for some in _parts(there, 2**n if exact else draws):
-        if exact:
-            numbers = torch.arange(done, done + some)[:, None]
-            signs = 1.0 - 2.0 * ((numbers >> torch.arange(n)) & 1)
-        else:
-            signs = 1.0 - 2.0 * torch.randint(2, (some, n), generator=generator)
-        extreme += int(((signs.double() @ there).abs() >= limit).sum())
+        signs = _signs(done, some, n, exact, generator)
+        extreme += int(((signs @ there).abs() >= limit).sum())
         done += some
     return extreme / done if exact else (extreme + 1) / (done + 1)
+
+
+def permutation_tests(
+    differences: Float[Tensor, "m b"],
+    seed: int = 0,
+    draws: int = 10_000,
+    clusters: Sequence[str] | None = None,
+) -> tuple[float, ...]:
+    """`permutation_test` of many measures of the same samples, all from the same signs.
+
+    With `clusters` all samples of a cluster change their sign together: those that share an image
+    are no news of each other. NaN for a measure without samples.
+    """
+    there = differences.detach().double().cpu()
+    names = [str(at) for at in range(there.shape[1])] if clusters is None else clusters
+    sums, known = _by_cluster(there, _cluster_of(names, there.shape[1]))
+    n = sums.shape[1]
+    exact = n < 63 and 2**n <= draws
+    limit = sums.sum(dim=1).abs() * (1 - 1e-9)  # rounding shall not make equals unequal
+    generator = _generator(seed)
+    extreme, done = torch.zeros(len(sums), dtype=torch.long), 0
+    for some in _parts(sums[0] if len(sums) else sums.new_zeros(n), 2**n if exact else draws):
+        signs = _signs(done, some, n, exact, generator)
+        extreme += ((signs @ sums.T).abs() >= limit).sum(dim=0)
+        done += some
+    more = 0 if exact else 1  # the signs at hand are one of those that could have been
+    found = ((extreme + more).double() / (done + more)).tolist()
+    some_known = known.sum(dim=1) > 0
+    return tuple(p if there else math.nan for p, there in zip(found, some_known, strict=True))
+
+
+def _signs(
+    done: int, some: int, n: int, exact: bool, generator: torch.Generator
+) -> Float[Tensor, "d n"]:
+    """Signs of n samples: all there are, from number `done` on, or as many drawn at random."""
+    if exact:
+        numbers = torch.arange(done, done + some)[:, None]
+        return 1.0 - 2.0 * ((numbers >> torch.arange(n)) & 1).double()
+    return 1.0 - 2.0 * torch.randint(2, (some, n), generator=generator).double()
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
@@ -239,6 +303,18 @@ def _cluster_of(clusters: Sequence[str], count: int) -> Int[Tensor, " b"]:
         raise ValueError(f"{count} samples in {len(clusters)} clusters: name one for each sample")
     number = {name: at for at, name in enumerate(dict.fromkeys(clusters))}
     return torch.tensor([number[name] for name in clusters], dtype=torch.long)
+
+
+def _by_cluster(
+    values: Float[Tensor, "m b"], place: Int[Tensor, " b"]
+) -> tuple[Float[Tensor, "m c"], Float[Tensor, "m c"]]:
+    """The sum of the numbers of each cluster, and how many they are."""
+    clusters = int(place.max()) + 1 if len(place) else 0
+    where = place.expand(len(values), -1)
+    nothing = torch.zeros(len(values), clusters, dtype=torch.float64)
+    known = ~values.isnan()
+    sums = nothing.scatter_add(1, where, torch.where(known, values, 0))
+    return sums, nothing.scatter_add(1, where, known.double())
 
 
 def _drawn(

@@ -252,3 +252,58 @@ def test_effects_by_hand():
     assert effect_size(difference) == pytest.approx(2.0)
     assert math.isnan(effect_size(torch.ones(4))) and math.isnan(effect_size(torch.ones(1)))
     assert superiority(torch.tensor([1.0, 0.0, -2.0, 3.0, NAN])) == pytest.approx(2.5 / 4)
+
+
+# --- many measures at once
+
+
+def test_many_means_at_once_are_the_means_of_clusters_drawn_anew() -> None:
+    """A slow copy: clusters are drawn by the same generator, samples gathered one by one."""
+    values = torch.rand(3, 7, generator=torch.Generator().manual_seed(1))
+    values[1, 2] = values[2, 0] = torch.nan
+    clusters = ["a", "b", "a", "c", "c", "b", "d"]
+    found = statistics.bootstraps(values, seed=5, draws=50, clusters=clusters)
+    names = ["a", "b", "c", "d"]
+    generator = torch.Generator().manual_seed(5)
+    means: list[list[float]] = [[], [], []]
+    for drawn in torch.randint(4, (50, 4), generator=generator).tolist():
+        rows = [at for one in drawn for at, name in enumerate(clusters) if name == names[one]]
+        for measure, row in enumerate(values.double()):
+            means[measure].append(float(row[rows].nanmean()))
+    for one, row, drawn_means in zip(found, values.double(), means, strict=True):
+        there = torch.tensor(drawn_means, dtype=torch.float64)
+        there = there[~there.isnan()]
+        low, high = there.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        assert one.mean == pytest.approx(float(row.nanmean()))
+        assert (one.low, one.high) == pytest.approx((low, high))
+        assert one.count == int((~row.isnan()).sum())
+
+
+def test_many_means_are_near_those_of_one_at_a_time() -> None:
+    values = torch.randn(2, 400, generator=torch.Generator().manual_seed(2))
+    for one, row in zip(statistics.bootstraps(values), values, strict=True):
+        alone = statistics.bootstrap(row)
+        assert one.mean == pytest.approx(alone.mean, abs=1e-6)
+        assert (one.low, one.high) == pytest.approx((alone.low, alone.high), abs=0.02)
+
+
+@pytest.mark.parametrize("n", [6, 40])
+def test_many_tests_at_once_are_the_tests_of_each(n: int) -> None:
+    """To the bit where all signs are tried, and where they are drawn from the same seed."""
+    values = torch.randn(4, n, generator=torch.Generator().manual_seed(3)) + 0.3
+    values[3, :2] = torch.nan
+    found = statistics.permutation_tests(values, seed=1, draws=500)
+    for p, row in zip(found[:3], values[:3], strict=True):
+        assert p == pytest.approx(statistics.permutation_test(row, seed=1, draws=500))
+    alone = statistics.permutation_test(values[3], seed=1, draws=500)
+    assert found[3] == pytest.approx(alone, abs=0.08)
+    nothing = statistics.permutation_tests(torch.full((1, 5), torch.nan))
+    assert math.isnan(nothing[0])
+
+
+def test_samples_of_a_cluster_change_their_sign_together() -> None:
+    """Ten copies of one sample say no more than the sample: p of two clusters is 1/2 at least."""
+    values = torch.ones(1, 20)
+    clusters = ["a"] * 10 + ["b"] * 10
+    assert statistics.permutation_tests(values, clusters=clusters) == (0.5,)
+    assert statistics.permutation_tests(values)[0] < 1e-3
