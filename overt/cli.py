@@ -428,6 +428,87 @@ def prepare_sets(
         print(sets.prepare(root, name, _Line(name)))
 
 
+CaptionFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...", help="Captions: one a line, COCO's annotations, or Karpathy's .json."
+    ),
+]
+CaptionSplit = Annotated[
+    str | None, typer.Option(help="train, val or test of Karpathy's files; train if not told.")
+]
+
+
+@data_app.command("vocabulary")
+def build_vocabulary(
+    captions: CaptionFiles,
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    split: CaptionSplit = None,
+    minimum: Annotated[int, typer.Option(min=1, help="How often a word must be there.")] = 5,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many words.")] = None,
+    pieces: Annotated[
+        int | None, typer.Option(min=256, help="So many sub-words in the place of words.")
+    ] = None,
+) -> None:
+    """Build the words that a captioner knows, or sub-words, from files of captions."""
+    if pieces is not None and limit is not None:
+        raise BadInput("--limit is of words and --pieces of sub-words; give one of them.")
+    _readable(captions)
+
+    from overt.measure.captions import building
+    from overt.recipes import folder
+
+    folder.usable(out)
+    read = building.corpus(captions, split)
+    known: building.Known = (
+        building.words_of_captions(read, minimum, limit)
+        if pieces is None
+        else building.pieces_of_captions(read, pieces)
+    )
+    building.write_vocabulary(out, known, read)
+    _show_corpus(read.sources)
+    share = building.coverage(read, known)
+    kind = "words" if pieces is None else "sub-words"
+    print(f"\n{known.size - 5} {kind} cover {100 * share:.2f} % of the captions; kept in {out}.")
+
+
+@data_app.command("frequencies")
+def count_frequencies(
+    captions: CaptionFiles,
+    vocabulary: Annotated[
+        Path, typer.Option(help="The vocabulary, from `overt data vocabulary`, that ids are of.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    split: CaptionSplit = None,
+) -> None:
+    """Count in how many images each n-gram is said: how rare it is to CIDEr-D as a reward."""
+    _readable([*captions, vocabulary])
+
+    from overt.data.vocabulary import load_words
+    from overt.measure.captions import building
+    from overt.recipes import folder
+
+    folder.usable(out)
+    known = load_words(vocabulary)
+    read = building.corpus(captions, split)
+    counted = building.frequencies(read, known)
+    building.write_frequencies(out, counted, known, read)
+    _show_corpus(read.sources)
+    sizes = ", ".join(str(len(one.keys)) for one in counted.tables)
+    print(f"\n{sizes} n-grams of 1 to 4 in {counted.documents} images; kept in {out}.")
+
+
+def _readable(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if not path.exists():
+            raise BadInput(f"{path} is not there.")
+
+
+def _show_corpus(sources: Sequence[Mapping[str, Any]]) -> None:
+    lines = [[str(one["file"]), str(one["images"]), str(one["captions"])] for one in sources]
+    _print("Captions", ["file", "images", "captions"], lines)
+
+
 # The process and its command line
 
 

@@ -2,9 +2,11 @@
 
 One reader of text for the whole library: it turns a text into ids and, for every id, the range of
 characters it stands for, so that attention over words can be drawn on the text itself. `Vocabulary`
-is our own; `HubTokenizer` puts a Hugging Face tokenizer behind the same face.
+is our own, of words; `SubWords` has pieces of words, made by Hugging Face's tokenizers; and
+`HubTokenizer` puts the tokenizer of a pretrained model behind the same face.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,12 +19,15 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from overt.errors import BadInput, Damaged
-from overt.files import read_json, write_json
+from overt.files import read_json, verify, write_json
 
 PAD, UNKNOWN, MASK, BEGIN, END = range(5)
 SPECIAL = ("<pad>", "<unknown>", "<mask>", "<begin>", "<end>")
 
 FORMAT = "overt vocabulary 1"
+PIECES = "overt sub-words 1"
+FILE = "vocabulary.json"  # its name in a folder
+BYTES = 256  # the least pieces there are: every text can be spelled
 ABSENT = (-1, -1)  # the span of a token that covers no character
 WORD = re.compile(r"'(?:s|t|d|m|re|ve|ll)\b|\w[\w\u0300-\u036f]*|[^\w\s]", re.IGNORECASE)
 
@@ -153,6 +158,10 @@ class Vocabulary:
         found = tokenize(text)
         return self.encode([word for word, _, _ in found]), [(a, b) for _, a, b in found]
 
+    def text(self, ids: Iterable[int]) -> str:
+        """The words of ids with spaces between; special ids say nothing."""
+        return " ".join(self.decode(one for one in ids if int(one) >= len(SPECIAL)))
+
     def save(self, path: Path) -> None:
         """Write one JSON file, whole or not at all."""
         write_json(path, {"format": FORMAT, "words": list(self.words)})
@@ -170,6 +179,131 @@ class Vocabulary:
             return cls(tuple(words))
         except BadInput as problem:
             raise Damaged(f"{path}: {problem} Build the file again.") from problem
+
+
+class SubWords:
+    """Pieces of words, by byte-pair encoding: no word is unknown, and frequent ones are one piece.
+
+    Sennrich, Haddow and Birch 2016, on bytes as in GPT-2, by the library tokenizers. Ids 0 to 4 are
+    those of `Vocabulary`, so a model writes with either; the names of special ids are no pieces. A
+    piece that begins a word begins with a space. Texts are lower-cased.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def build(
+        cls, token_lists: Iterable[Iterable[str]], limit: int = 4_000, minimum: int = 2
+    ) -> "SubWords":
+        """Up to `limit` pieces beside the special ids, joined while a pair is there often enough.
+
+        The first 256 are bytes. `minimum` is how often a pair must stand together to be joined.
+        """
+        if limit < BYTES:
+            raise BadInput(f"Sub-words need {BYTES} pieces at least, one a byte, not {limit}.")
+        library = _tokenizers()
+        made = library.Tokenizer(library.models.BPE())
+        made.normalizer = library.normalizers.Sequence(
+            [library.normalizers.NFC(), library.normalizers.Lowercase()]
+        )
+        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+        made.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=limit,
+            min_frequency=minimum,
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        made.train_from_iterator((" ".join(tokens) for tokens in token_lists), trainer)
+        return cls(made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SubWords) and self.tokenizer.to_str() == other.tokenizer.to_str()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def size(self) -> int:
+        """How many ids there are, the five special ones included."""
+        return len(SPECIAL) + int(self.tokenizer.get_vocab_size())
+
+    @property
+    def padding(self) -> int:
+        """The id that fills up short rows."""
+        return PAD
+
+    @property
+    def mask(self) -> int:
+        """The id that stands for a hidden piece."""
+        return MASK
+
+    def encode(self, words: Sequence[str]) -> list[int]:
+        """The ids of words already split; a word may become several."""
+        return self.read(" ".join(words))[0]
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The piece of every id; special ids by their names in angle brackets."""
+        found = []
+        for number in (int(one) for one in ids):
+            if not 0 <= number < self.size:
+                raise BadInput(f"Id {number} is not in a vocabulary of {self.size} ids.")
+            special = number < len(SPECIAL)
+            inner = number - len(SPECIAL)
+            found.append(SPECIAL[number] if special else str(self.tokenizer.decode([inner])))
+        return found
+
+    def text(self, ids: Iterable[int]) -> str:
+        """The text that pieces spell; special ids say nothing."""
+        pieces = [int(one) - len(SPECIAL) for one in ids if int(one) >= len(SPECIAL)]
+        return str(self.tokenizer.decode(pieces)).strip()
+
+    def read(self, text: str) -> tuple[list[int], list[Span]]:
+        """The ids of a text and the characters each covers, without the spaces around a word."""
+        found = self.tokenizer.encode(text)
+        return [len(SPECIAL) + one for one in found.ids], [
+            _trim(text, *span) for span in found.offsets
+        ]
+
+    def save(self, path: Path) -> None:
+        """Write one JSON file, whole or not at all."""
+        write_json(path, {"format": PIECES, "tokenizer": json.loads(self.tokenizer.to_str())})
+
+    @classmethod
+    def load(cls, path: Path) -> "SubWords":
+        """Read what `save` wrote; anything else is `Damaged`."""
+        value = read_json(path)
+        if not isinstance(value, dict) or value.get("format") != PIECES:
+            raise Damaged(f"{path} is not a file of sub-words ({PIECES!r}); build it again.")
+        library = _tokenizers()
+        try:
+            return cls(library.Tokenizer.from_str(json.dumps(value.get("tokenizer"))))
+        except Exception as problem:  # what the library raises has no class of its own
+            raise Damaged(f"{path} holds no tokenizer ({problem}); build it again.") from problem
+
+
+def load_words(path: Path) -> Vocabulary | SubWords:
+    """Words or sub-words, whichever a file holds, or a folder that a command has written."""
+    if path.is_dir():
+        verify(path)
+        path = path / FILE
+    value = read_json(path)
+    pieces = isinstance(value, dict) and value.get("format") == PIECES
+    return SubWords.load(path) if pieces else Vocabulary.load(path)
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.models
+        import tokenizers.normalizers
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError as problem:
+        raise BadInput(
+            "Sub-words need the library tokenizers: pip install 'overt[hf]', or take words."
+        ) from problem
+    return tokenizers
 
 
 class HubTokenizer:

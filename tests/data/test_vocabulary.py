@@ -1,5 +1,7 @@
+import functools
 import itertools
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,15 @@ from overt.data.vocabulary import (
     SPECIAL,
     UNKNOWN,
     HubTokenizer,
+    Reader,
+    SubWords,
     Vocabulary,
+    load_words,
     pad,
     tokenize,
 )
 from overt.errors import BadInput, Damaged
+from overt.files import write_json
 
 TEXTS = st.text(max_size=60)
 
@@ -214,3 +220,71 @@ def test_a_slow_or_missing_tokenizer_is_refused(tmp_path):
         HubTokenizer(object())
     with pytest.raises(BadInput, match="nothing-here"):
         HubTokenizer.load(tmp_path / "nothing-here")
+
+
+# Sub-words
+
+SAID = ["a dog runs on the grass", "two dogs run on the grass", "a dog's ball is on the grass"] * 3
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    pytest.importorskip("tokenizers", reason="no tokenizers")
+    return SubWords.build((text.split() for text in SAID), limit=300)
+
+
+def test_sub_words_have_the_special_ids_and_the_face_of_a_reader(pieces):
+    assert isinstance(pieces, Reader) and 261 < pieces.size <= 305
+    assert pieces.decode(range(5)) == list(SPECIAL)
+    assert (pieces.padding, pieces.mask) == (PAD, MASK)
+    with pytest.raises(BadInput, match="not in a vocabulary"):
+        pieces.decode([pieces.size])
+
+
+@given(TEXTS)
+def test_any_text_can_be_spelled(text):
+    pytest.importorskip("tokenizers", reason="no tokenizers")
+    pieces = _pieces()
+    ids, spans = pieces.read(text)
+    assert len(ids) == len(spans) and all(len(SPECIAL) <= one < pieces.size for one in ids)
+    said = unicodedata.normalize("NFC", text).lower()
+    assert pieces.text(ids) == said.strip() or "\u0130" in text or text.strip() != text
+    for start, end in spans:
+        assert (start, end) == (-1, -1) or 0 <= start < end <= len(text)
+
+
+@functools.cache
+def _pieces():
+    return SubWords.build((text.split() for text in SAID), limit=300)
+
+
+def test_frequent_words_are_one_piece_and_names_of_special_ids_are_none(pieces):
+    assert pieces.decode(pieces.encode(["the", "grass"])) == [" the", " grass"]
+    assert len(pieces.encode(["zebra"])) > 1
+    assert pieces.text(pieces.encode(["a", "zebra's", "t-shirt"])) == "a zebra's t-shirt"
+    assert MASK not in pieces.read("a <mask> <end>")[0]
+    ids, spans = pieces.read("On the GRASS")
+    assert [("On the GRASS")[a:b] for a, b in spans][-1] == "GRASS"
+    assert pieces.text([BEGIN, *ids, END, PAD]) == "on the grass"
+
+
+def test_sub_words_are_the_same_each_time_and_come_back(pieces, tmp_path):
+    again = SubWords.build((text.split() for text in SAID), limit=300)
+    assert again == pieces and pieces != Vocabulary(("a",))
+    pieces.save(tmp_path / "pieces.json")
+    assert SubWords.load(tmp_path / "pieces.json") == pieces == load_words(tmp_path / "pieces.json")
+    with pytest.raises(BadInput, match="256 pieces"):
+        SubWords.build([["a"]], limit=10)
+
+
+@pytest.mark.parametrize("value", [{}, [], {"format": "overt sub-words 1"}])
+def test_a_file_that_holds_no_sub_words_is_damaged(tmp_path, value):
+    pytest.importorskip("tokenizers", reason="no tokenizers")
+    write_json(tmp_path / "bad.json", value)
+    with pytest.raises(Damaged):
+        SubWords.load(tmp_path / "bad.json")
+
+
+def test_the_text_of_ids_leaves_special_ones_out():
+    known = Vocabulary(("a", "dog"))
+    assert known.text([BEGIN, *known.encode(["a", "dog"]), END]) == "a dog"

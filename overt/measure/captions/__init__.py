@@ -4,6 +4,16 @@ Words come from `caption_words`, so that numbers can stand beside published ones
 """
 
 from overt.measure.captions.bleu import Bleu, bleu
+from overt.measure.captions.building import (
+    Corpus,
+    corpus,
+    frequencies,
+    load_frequencies,
+    pieces_of_captions,
+    words_of_captions,
+    write_frequencies,
+    write_vocabulary,
+)
 from overt.measure.captions.cider import (
     Consensus,
     Frequencies,
@@ -21,6 +31,7 @@ __all__ = [
     "Bleu",
     "CaptionScores",
     "Consensus",
+    "Corpus",
     "Frequencies",
     "Meteor",
     "bleu",
@@ -28,10 +39,17 @@ __all__ = [
     "caption_words",
     "cider",
     "cider_d",
+    "corpus",
     "document_frequencies",
+    "frequencies",
     "java_words",
+    "load_frequencies",
     "meteor",
     "meteor_java",
+    "pieces_of_captions",
     "rouge_l",
     "spice",
+    "words_of_captions",
+    "write_frequencies",
+    "write_vocabulary",
 ]

@@ -1,0 +1,83 @@
+import json
+
+import pytest
+
+from overt.data.sentences import read_captions
+from overt.errors import BadInput, Damaged
+
+
+def written(tmp_path, name, value):
+    path = tmp_path / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return path
+
+
+KARPATHY = {
+    "dataset": "coco",
+    "images": [
+        {"filename": "a", "split": "train", "sentences": [{"raw": "A dog."}, {"raw": " A cat "}]},
+        {"filename": "b", "split": "restval", "sentences": [{"raw": "Two dogs."}]},
+        {"filename": "c", "split": "val", "sentences": [{"raw": "A bird."}]},
+    ],
+}
+COCO = {
+    "info": {},
+    "images": [{"id": 7, "file_name": "a.jpg"}],
+    "annotations": [
+        {"image_id": 7, "id": 1, "caption": "A dog."},
+        {"image_id": 8, "id": 2, "caption": "A bird."},
+        {"image_id": 7, "id": 3, "caption": "A cat."},
+    ],
+}
+
+
+def test_karpathys_splits_are_read_by_name(tmp_path):
+    path = written(tmp_path, "dataset.json", KARPATHY)
+    assert read_captions(path) == [("A dog.", "A cat"), ("Two dogs.",)]
+    assert read_captions(path, "val") == [("A bird.",)]
+    with pytest.raises(BadInput, match="train, val and test"):
+        read_captions(path, "dev")
+    with pytest.raises(BadInput, match="no caption in test"):
+        read_captions(path, "test")
+
+
+@pytest.mark.parametrize("left_out", [(), ("images",), ("info", "images")])
+def test_captions_of_coco_are_put_together_by_image(tmp_path, left_out):
+    value = {name: one for name, one in COCO.items() if name not in left_out}
+    path = written(tmp_path, "captions.json", value)
+    assert read_captions(path) == [("A dog.", "A cat."), ("A bird.",)]
+    with pytest.raises(BadInput, match="no splits"):
+        read_captions(path, "train")
+
+
+def test_lines_are_captions_with_or_without_an_image(tmp_path):
+    alone = written(tmp_path, "one.txt", "A dog.\n\nA cat.\n")
+    assert read_captions(alone) == [("A dog.",), ("A cat.",)]
+    named = written(tmp_path, "two.txt", "a.jpg#0\tA dog.\nb.jpg\tA bird.\na.jpg#1\tA cat.\n")
+    assert read_captions(named) == [("A dog.", "A cat."), ("A bird.",)]
+    with pytest.raises(BadInput, match="line 2 does not name"):
+        read_captions(written(tmp_path, "three.txt", "a\tA dog.\nA cat.\n"))
+    with pytest.raises(BadInput, match="no splits"):
+        read_captions(alone, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("a.json", {"images": [{"sentences": [{"raw": "A dog."}]}]}, "no split and sentences"),
+        ("b.json", {"images": [{"split": "train", "sentences": [{"raw": " "}]}]}, "no caption"),
+        ("c.json", {"annotations": [{"caption": "A dog."}]}, "no image_id"),
+        ("d.json", {"annotations": [{"image_id": 1, "caption": 3}]}, "no caption"),
+        ("e.json", {"other": []}, "no list called 'annotations'"),
+        ("f.txt", "a.jpg\t \nb.jpg\tA dog.\n", "line 2"),
+        ("g.txt", "\n", "empty"),
+    ],
+)
+def test_files_that_are_wrong_are_named(tmp_path, name, value, problem):
+    with pytest.raises((BadInput, Damaged), match=problem):
+        read_captions(written(tmp_path, name, value))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(BadInput, match="no file of captions"):
+        read_captions(tmp_path / "none.txt")
