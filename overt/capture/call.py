@@ -167,13 +167,16 @@ class Written:
 
     `logits` is what went into the softmax; None when something came after it (mixed heads, edits):
     then the weights themselves are all there is. The `dropped` last columns of the logits took part
-    in the softmax and met no value (learned sinks).
+    in the softmax and met no value (learned sinks). `query` and `key` are what the scores were the
+    product of, scaled or not, where the model has multiplied just before its softmax.
     """
 
     used: Float[Tensor, "b h q k"]
     kind: Kind
     logits: Float[Tensor, "b h q m"] | None = None
     dropped: int = 0
+    query: Float[Tensor, "b h q d"] | None = None
+    key: Float[Tensor, "b g k d"] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -189,8 +192,10 @@ class Written:
     def heads(self, chosen: Sequence[int]) -> "Written":
         """The same call for some of its heads."""
         at = torch.tensor(list(chosen), device=self.used.device)
-        logits = None if self.logits is None else self.logits[:, at]
-        return replace(self, used=self.used[:, at], logits=logits)
+        logits, query, key = (
+            None if one is None else one[:, at] for one in (self.logits, self.query, self.key)
+        )
+        return replace(self, used=self.used[:, at], logits=logits, query=query, key=key)
 
     def scores(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
         """The logits of some rows and keys; logarithms of the weights when there are no logits."""

@@ -71,6 +71,7 @@ class Here(threading.local):
         self.heads: int | None = None
         self.cross: bool | None = None
         self.traces: dict[int, Any] = {}
+        self.product: Any = None  # the last one that met no softmax, which may be the scores
         self.steps = 0
 
 

@@ -159,6 +159,7 @@ class Session:
         if not HERE.watchers:
             HERE.stack.clear()
             HERE.traces.clear()
+            HERE.product = None
             HERE.events = Chain()
 
     # --- what the routes ask

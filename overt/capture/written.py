@@ -46,11 +46,13 @@ FUNCTIONS = _SOFTMAX | _DROPOUT | _SAME | _PRODUCT
 class Softmax:
     """A softmax over the last axis: who took it, of what, and whether it has met values yet.
 
-    `split` when later columns met values apart from the first ones.
+    `split` when later columns met values apart from the first ones; `product` is what the logits
+    were the product of, where that is known.
     """
 
     module: nn.Module
     logits: Tensor
+    product: tuple[Tensor, Tensor] | None = None
     met: bool = False
     split: bool = False
 
@@ -89,7 +91,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         axis = args[1] if len(args) > 1 else kwargs.get("dim")
         given = args[0] if args else kwargs["input"]
         if axis in (-1, result.ndim - 1):
-            _note(Trace(Softmax(HERE.stack[-1], given), result, result))
+            _note(Trace(Softmax(HERE.stack[-1], given, _factors(given)), result, result))
         return result
     trace = _known(args[0] if args else kwargs.get("input"))
     if trace is not None and result is not trace.tensor:
@@ -139,7 +141,22 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if trace is not None and _sums(func, args[0], place) and _whole(trace):
             values = next((one for one in operands if one is not operand), None)
             return _meet(func, args, kwargs, at + place, trace, values)
-    return func(*args, **kwargs)
+    result = func(*args, **kwargs)
+    if at == 0 and len(operands) == 2 and all(isinstance(one, Tensor) for one in operands):
+        HERE.product = (HERE.stack[-1], result.shape, *operands)
+    return result
+
+
+def _factors(logits: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Queries and keys, if the last product of this module has the shape of the logits."""
+    if HERE.product is None:
+        return None
+    module, shape, query, key = HERE.product
+    HERE.product = None
+    same = shape[-2:] == logits.shape[-2:] and shape.numel() == logits.numel()
+    if module is not HERE.stack[-1] or not same or not 2 < key.ndim == query.ndim:
+        return None
+    return query, key.transpose(-1, -2)
 
 
 def _sums(func: Any, equation: Any, place: int) -> bool:
@@ -194,7 +211,11 @@ def _meet(
         source: Projected | Written = Written(used, Kind.SIGNED)
     else:
         kind = Kind.SUBPROBABILITY if trace.dropped else Kind.PROBABILITY
-        source = Written(used, kind, four(trace.origin.logits, heads), trace.dropped)
+        factors = trace.origin.product or ()
+        source = Written(
+            *(used, kind, four(trace.origin.logits, heads), trace.dropped),
+            *(four(one, heads) for one in factors),
+        )
     edits = edits_of(trace.module)
     if edits:
         source = changed(trace.module, Route.SOFTMAX, source, values, edits)

@@ -51,6 +51,37 @@ def test_every_way_of_writing_it_gives_the_softmax_before_dropout(way):
     torch.testing.assert_close(seen.calls[0].log_weights()[:, 0].float(), expected.log())
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_queries_and_keys_are_known_where_scores_are_their_product(way):
+    torch.manual_seed(0)
+    model, x = ByHand(WAYS[way]), torch.randn(2, 5, 8)
+    with watch(model) as seen:
+        model(x)
+    source = seen.calls[0].source
+    torch.testing.assert_close(source.query[:, 0], model.query(x))
+    torch.testing.assert_close(source.key[:, 0], x)
+    few = WrittenAttention(8, 2)
+    with watch(few) as seen:
+        few(x)
+    (call,) = seen.calls
+    scores = call.source.query @ call.source.key.transpose(-1, -2)
+    ratio = (call.scores() / scores).detach()
+    torch.testing.assert_close(ratio, torch.full_like(ratio, float(ratio.flatten()[0])))
+    one = call.heads([1]).source
+    assert torch.equal(one.query[:, 0], call.source.query[:, 1])
+
+
+def test_queries_and_keys_of_other_scores_are_not_made_up():
+    def write(scores, x):
+        other = torch.cat([scores, scores[..., :1]], dim=-1)
+        return other.softmax(dim=-1)[..., :-1] @ x
+
+    model, x = ByHand(write), torch.randn(2, 5, 8)
+    with watch(model) as seen:
+        model(x)
+    assert seen.calls[0].source.query is None and seen.calls[0].source.key is None
+
+
 def test_a_sink_that_is_cut_off_leaves_a_part_of_one():
     def write(scores, x):
         sink = torch.zeros(*scores.shape[:2], 1)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from overt.attention import AttentionMap, Form, Kind
-from overt.capture.call import Call, Projected
+from overt.capture.call import Call
 from overt.capture.edits import Bias, Edit
 from overt.capture.seen import Layouts, Seen
 from overt.capture.watching import watch
@@ -140,6 +140,23 @@ class MaskReport:
         """Whether the masks of a word are all the same, near 0, near 1 or anywhere."""
         return self.spread < 0.01
 
+    @property
+    def advice(self) -> str:
+        """What to do about masks that have collapsed, in a sentence; nothing where they have not.
+
+        A large lambda leaves attention as it is and a small one disturbs all of it (section 5.3).
+        """
+        if not self.collapsed:
+            return ""
+        if self.mean > 0.95:
+            return f"{self.name} disturbs nothing: lower lambda, or give masks more steps."
+        if self.mean < 0.05:
+            return f"{self.name} disturbs every region: raise lambda."
+        return (
+            f"{self.name} disturbs all regions of a word alike, by {1 - self.mean:.2f}: the masks "
+            "have learned nothing of regions; change lambda, or their rate."
+        )
+
 
 @dataclass(eq=False)
 class Pass:
@@ -236,13 +253,9 @@ def crossings(model: nn.Module, run: Callable[[], Any]) -> dict[str, Place]:
     for call in seen.calls:
         if not call.cross:
             continue
-        if not isinstance(call.source, Projected):
-            raise ValueError(
-                f"{call.name} writes its attention out, so its queries and keys are not seen; use "
-                "the model with scaled_dot_product_attention (attn_implementation='sdpa')"
-            )
-        _, heads, _, width = call.source.query.shape
-        found[call.name] = Place(heads, call.source.key.shape[1], width)
+        query, key = _products(call)
+        _, heads, _, width = query.shape
+        found[call.name] = Place(heads, key.shape[1], width)
     if not found:
         names = [call.name for call in seen.calls]
         raise ValueError(f"no attention of this model looks at another sequence; it has {names}")
@@ -345,17 +358,15 @@ class Aligner(nn.Module):
         def fuse(call: Call, weights: Weights, enhanced: Weights) -> Weights:
             fusion = self.fusions[_key(call.name)]
             assert isinstance(fusion, Fusion)
-            return fusion(weights, enhanced, _query(call).to(weights))
+            return fusion(weights, enhanced, _products(call)[0].to(weights))
 
         return self.finish(fuse, lambda call: self.through(self._mask(call, found)))
 
     def _mask(self, call: Call, found: Pass | None) -> Weights:
-        source = call.source
-        if not isinstance(source, Projected):
-            raise ValueError(f"{call.name} was edited before: its queries and keys are gone")
+        query, key = _products(call)
         network = self.masks[_key(call.name)]
-        dtype = next(network.parameters(), source.query).dtype
-        mask = network(source.query.to(dtype), source.key.to(dtype))
+        dtype = next(network.parameters(), query).dtype
+        mask = network(query.to(dtype), key.to(dtype))
         if found is not None:
             visible = call.visible()
             seen = torch.ones_like(mask, dtype=torch.bool)
@@ -464,6 +475,13 @@ def _key(name: str) -> str:
     return name.replace(".", "/") or "model"
 
 
-def _query(call: Call) -> Float[Tensor, "b h q d"]:
-    assert isinstance(call.source, Projected)
-    return call.source.query
+def _products(call: Call) -> tuple[Float[Tensor, "b h q d"], Float[Tensor, "b g k d"]]:
+    """The queries and keys behind a call, also where the model writes its attention out."""
+    query, key = call.source.query, call.source.key
+    if query is None or key is None:
+        raise ValueError(
+            f"the queries and keys of {call.name or 'the model'} are not seen: its weights were "
+            "edited before, or it writes attention out in a way of its own; use the model with "
+            "scaled_dot_product_attention (attn_implementation='sdpa')"
+        )
+    return query, key

@@ -8,6 +8,7 @@ alone. So, made to sum to one again, it is a bias on the scores of less than 1: 
 do it, and a region that attention has left cannot come back by it, whatever the mask says.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -103,17 +104,17 @@ def normalised(weights: Weights) -> Weights:
 # --- fusions, one a layer
 
 
-class Fusion(nn.Module):
+class Fusion(nn.Module, ABC):
     """What a layer makes of its weights and the enhanced ones: `fusion(weights, enhanced, query)`.
 
     It must grow with its inputs: twice the weights, twice the result. All four of the paper do.
     """
 
+    @abstractmethod
     def forward(
         self, weights: Weights, enhanced: Weights, query: Float[Tensor, "b h q d"]
     ) -> Weights:
         """The aligned weights."""
-        raise NotImplementedError
 
 
 class Largest(Fusion):

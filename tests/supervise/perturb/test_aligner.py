@@ -13,6 +13,7 @@ from overt.supervise.perturb.aligner import (
     CAPTIONER,
     MASKS,
     Aligner,
+    MaskReport,
     Pass,
     align,
     as_printed,
@@ -284,6 +285,10 @@ def test_collapsed_masks_are_reported():
         made.model(region_batch())
     report = found.report(ROWS)
     assert all(one.collapsed and one.mean > 0.99 for one in report)
+    assert "decoder.0.cross disturbs nothing: lower lambda" in report[0].advice
+    assert "raise lambda" in MaskReport("one", 0.01, 0.0).advice
+    assert "alike, by 0.40" in MaskReport("one", 0.6, 0.001).advice
+    assert not MaskReport("one", 0.6, 0.2).advice
     with pytest.raises(ValueError, match="no attention was masked"):
         Pass().penalty()
 

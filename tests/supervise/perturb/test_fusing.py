@@ -7,6 +7,7 @@ from overt.attention import AttentionMap, regions
 from overt.measure import js
 from overt.supervise.perturb.fusing import (
     Decay,
+    Fusion,
     Gate,
     Largest,
     MovingAverage,
@@ -161,3 +162,11 @@ def test_fusions_without_choices_are_what_they_are_called():
     query = torch.zeros(1, 1, 1, 3)
     assert torch.equal(Largest()(WEIGHTS, ENHANCED, query), largest(WEIGHTS, ENHANCED))
     assert torch.equal(MovingAverage(0.5)(WEIGHTS, ENHANCED, query), added(WEIGHTS, ENHANCED, 0.5))
+
+
+def test_a_fusion_must_say_what_it_makes():
+    class Silent(Fusion):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Silent()
