@@ -42,9 +42,11 @@ class Network(nn.Module, ABC, Generic[Features]):
         """The output for a batch: `decide(encode(batch))`."""
         return self.decide(self.encode(batch))
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights, whole or not at all."""
-        pretrained.save(self, folder)
+    def save_pretrained(
+        self, folder: Path | str, beside: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Write config.json and the weights, whole or not at all, and `beside`: plain values."""
+        pretrained.save(self, folder, beside)
 
     @classmethod
     def from_pretrained(cls: type[Made], folder: Path | str) -> Made:

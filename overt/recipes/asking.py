@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,21 @@ PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 Call = Callable[[Mapping[str, Any]], Any]
 
 
+Box = tuple[float, float, float, float]
+
+
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What the model is to look at."""
+    """What the model is to look at, and what of it is removed.
+
+    `without` are boxes of the photo, (left, top, right, bottom) as shares of its width and height;
+    `unsaid` are ranges of characters of the text.
+    """
 
     text: str | None = None
     photo: Any = None
+    without: tuple[Box, ...] = ()
+    unsaid: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +84,38 @@ def read(inputs: Sequence[str]) -> Given:
         else:
             text = word
     return Given(text, photo)
+
+
+def hidden(subject: Subject, given: Given) -> tuple[Given, tuple[str, ...]]:
+    """The input with what is removed covered up, for models that take no masks, and a note on how.
+
+    Boxes are painted in the mean colour of the photo. Ranges of the text become the mask token of
+    the tokenizer where it has one, and are left out where it has none.
+    """
+    notes = []
+    if given.without and given.photo is not None:
+        photo = given.photo.copy()
+        height, width = photo.shape[:2]
+        mean = given.photo.reshape(-1, 3).mean(axis=0).round()
+        for left, top, right, bottom in given.without:
+            rows = slice(max(0, round(top * height)), max(0, round(bottom * height)))
+            photo[rows, max(0, round(left * width)) : max(0, round(right * width))] = mean
+        given = replace(given, photo=photo)
+        notes.append("What was removed of the picture is painted in its mean colour.")
+    if given.unsaid and given.text is not None:
+        sign = getattr(subject.tokenizer, "mask_token", None) or ""
+        text = given.text
+        for start, end in sorted(given.unsaid, reverse=True):
+            text = text[:start] + sign + text[end:]
+        if not text.strip():
+            raise BadInput("every word was removed; leave one.")
+        given = replace(given, text=text)
+        notes.append(
+            f"Each word that was removed is {sign}."
+            if sign
+            else "Words that were removed are gone."
+        )
+    return replace(given, without=(), unsaid=()), tuple(notes)
 
 
 def ask(subject: Subject, given: Given) -> Asked:

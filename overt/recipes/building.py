@@ -9,12 +9,14 @@ from torch import nn
 from overt import models, supervise
 from overt.data.batch import Batch
 from overt.data.source import Source as DataSet
+from overt.data.vocabulary import Reader
 from overt.errors import BadInput
 from overt.recipes.baselines import BaselineRecipe, Files, TextModel
 from overt.recipes.evaluation import Judge
 from overt.recipes.experiment import Experiment, Source, Stage
 from overt.recipes.recipe import Context, Precision, Train
 from overt.recipes.scenes import Look, Model, ScenesRecipe, Target
+from overt.recipes.spoken import spoken
 from overt.train import (
     Fitted,
     Limits,
@@ -54,11 +56,13 @@ def experiment(
     teach: Teach = nothing_more,
     vary: Callable[[Batch], Batch] = lambda batch: batch,
     learn: Callable[[nn.Module, Train], ParameterSet] = adamw,
+    reader: Reader | None = None,
 ) -> Experiment:
     """One stage that trains a classifier with cross-entropy, then a test.
 
     `teach` adds losses to the task's, `vary` changes each training batch, `learn` says how the
-    parameters move. Without `validation` nothing is looked at before the test.
+    parameters move, `reader` reads the texts. Without `validation` nothing is looked at before the
+    test.
     """
 
     def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
@@ -94,6 +98,9 @@ def experiment(
             reporter=reporter,
         )
 
+    def example() -> Batch:
+        return test.data.batch(range(min(8, len(test.data))))
+
     return Experiment(
         model=model,
         sources=[
@@ -103,7 +110,8 @@ def experiment(
         ],
         stages=[Stage("train", run)],
         evaluate=lambda reporter: test.evaluate(cast(models.Model, model), device),
-        example=lambda: test.data.batch(range(min(8, len(test.data)))),
+        example=example,
+        spoken=spoken(model, test.classes, reader, example),
     )
 
 
@@ -182,7 +190,8 @@ def scenes(recipe: ScenesRecipe, context: Context) -> Experiment:
             teach = from_truth
         case Target.TRUTH:
             raise BadInput("supervise.target=truth needs model.look=soft: nothing else attends")
-    return experiment(model, train, validation, test, recipe.train, context, teach)
+    read = train.vocabulary
+    return experiment(model, train, validation, test, recipe.train, context, teach, reader=read)
 
 
 def images(recipe: BaselineRecipe, context: Context) -> Experiment:
@@ -231,7 +240,8 @@ def texts(recipe: BaselineRecipe, context: Context) -> Experiment:
         return {"redundancy": plan.penalty * supervise.Loss(each.sum(), count)}
 
     validation, final = (Judge(part, classes, portion=128) for part in (held, test))
-    return experiment(model, train, validation, final, recipe.train, context, spread)
+    read = train.data.reader
+    return experiment(model, train, validation, final, recipe.train, context, spread, reader=read)
 
 
 def easy_questions(recipe: BaselineRecipe, context: Context) -> Experiment:
@@ -245,7 +255,8 @@ def easy_questions(recipe: BaselineRecipe, context: Context) -> Experiment:
     wanted = Model(width=recipe.model.width, dropout=recipe.model.dropout)
     model = answerer(wanted, train.data.reader.size, len(classes))
     validation, final = (Judge(part, classes, portion=128) for part in (held, test))
-    return experiment(model, train, validation, final, recipe.train, context)
+    read = train.data.reader
+    return experiment(model, train, validation, final, recipe.train, context, reader=read)
 
 
 def answerer(model: Model, vocabulary: int, answers: int) -> models.VQA:

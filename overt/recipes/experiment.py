@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from overt.data.batch import Batch
+from overt.recipes.spoken import Spoken
 from overt.show.sample import Sample
 from overt.train import Fitted, Reporter
 
@@ -72,13 +73,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything behind a recipe, ready to run: stages first, then `evaluate`."""
+    """Everything behind a recipe, ready to run: stages first, then `evaluate`.
+
+    `spoken` says how people can ask the model, where they can.
+    """
 
     model: nn.Module
     sources: Sequence[Source]
     stages: Sequence[Stage]
     evaluate: Callable[[Reporter], Evaluation]
     example: Callable[[], Batch]
+    spoken: Spoken | None = None
 
 
 def direction(higher_is_better: bool | None) -> str:

@@ -1,5 +1,6 @@
 """`overt look`: a model, a picture or a text or both, and a view of where the model looks."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -7,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt.errors import BadInput
-from overt.recipes.asking import Asked, Given, ask, is_picture, read, run
+from overt.recipes.asking import Asked, Given, ask, hidden, is_picture, read, run
 from overt.recipes.attached import view_attached
 from overt.recipes.opening import Subject, locate, open_model, quiet
+from overt.recipes.own import view_spoken
 from overt.recipes.seeing import (
     EXPLAINING,
     MAPS,
@@ -31,12 +33,16 @@ KINDS = (".png", ".svg", ".html", ".htm")
 
 @dataclass(frozen=True, eq=False)
 class Viewed:
-    """What was seen, ready to be drawn: panels, a choice of each, what a reader should know."""
+    """What was seen, ready to be drawn: panels, a choice of each, what a reader should know.
+
+    `answers` are what the model answers, the likeliest first, with probabilities where it has any.
+    """
 
     title: str
     panels: tuple["Panel", ...]
     choices: tuple["Choice", ...]
     notes: tuple[str, ...] = ()
+    answers: tuple[tuple[str, float], ...] = ()
 
 
 def check(out: Path, inputs: Sequence[str], wish: Wish) -> None:
@@ -118,7 +124,9 @@ def write(out: Path, viewed: Viewed) -> None:
 def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa: B008  # frozen
     """Watch the model on what is given, and make panels of what was seen.
 
-    A part of the model that has no such layer, head or query is left out, unless none has it.
+    A part of the model that has no such layer, head or query is left out, unless none has it. What
+    is removed of the input is hidden from the features of a network of ours, and covered up for
+    any other (`hidden`).
     """
     import torch
 
@@ -126,6 +134,10 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
     from overt.models.attaching.attached import Attached
     from overt.recipes.ltpa.looking import own_kinds, view_own
 
+    if subject.spoken is not None:
+        panels, choices, told, chances = view_spoken(subject, given, wish)
+        return _viewed(subject, panels, choices, [*told, _sentence(chances)], chances)
+    given, covered = hidden(subject, given)
     if isinstance(subject.model, Attached):
         return _viewed(subject, *view_attached(subject, given, wish))
     if isinstance(subject.model, own_kinds()):
@@ -138,7 +150,8 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
             output = run(subject.name, asked)
     except Unseen as error:
         raise BadInput(f"{subject.name}: {error}") from error
-    notes = [*subject.notes, *asked.notes, answer(subject, output, asked)]
+    chances = answers(subject, output, asked)
+    notes = [*subject.notes, *covered, *asked.notes, _sentence(chances)]
     if problem:
         notes.append(f"What each position is could not be told: {problem}.")
     target = explained(subject, output) if wish.way in EXPLAINING else None
@@ -155,30 +168,47 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
         choices.append(choice)
     if not panels:
         raise refused[0]
-    return _viewed(subject, panels, choices, notes)
+    return _viewed(subject, panels, choices, notes, chances)
 
 
 def _viewed(
-    subject: Subject, panels: list["Panel"], choices: list["Choice"], notes: list[str]
+    subject: Subject,
+    panels: list["Panel"],
+    choices: list["Choice"],
+    notes: list[str],
+    chances: Sequence[tuple[str, float]] = (),
 ) -> Viewed:
     title = f"Where {_short(subject.name)} ({type(subject.model).__name__}) looks"
-    return Viewed(title, tuple(panels), tuple(choices), tuple(note for note in notes if note))
+    said = tuple(note for note in notes if note)
+    return Viewed(title, tuple(panels), tuple(choices), said, tuple(chances))
 
 
 def _short(name: str) -> str:
     return name.rstrip("/").rsplit("/", maxsplit=1)[-1]
 
 
-def answer(subject: Subject, output: Any, asked: Asked) -> str:
-    """What the model answered, in a sentence, where it has words for it."""
+def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[tuple[str, float]]:
+    """What the model answers, likeliest first: classes by name, next words, or what it writes.
+
+    A text that it writes has no probability: that is nan. A model without answers gives none.
+    """
     written = asked.inputs.get("decoder_input_ids")
     if written is not None and subject.tokenizer is not None and written.shape[1] > 1:
         text = subject.tokenizer.decode(written[0], skip_special_tokens=True)
-        return f"It writes: {text}"
+        return [(text, math.nan)]
     logits = getattr(output, "logits", None)
     labels = getattr(getattr(subject.model, "config", None), "id2label", None) or {}
     if logits is None or logits.ndim != 2 or logits.shape[1] != len(labels):
-        return ""
+        return []
     chances = logits[0].detach().float().softmax(dim=-1)
-    best = int(chances.argmax())
-    return f"It answers {labels.get(best, best)} ({float(chances[best]):.0%})."
+    best = chances.topk(min(most, len(chances)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(str(labels.get(at, at)), chance) for at, chance in pairs]
+
+
+def _sentence(chances: Sequence[tuple[str, float]]) -> str:
+    """The first answer as a sentence; nothing where there is none."""
+    if not chances:
+        return ""
+    name, chance = chances[0]
+    return f"It writes: {name}" if math.isnan(chance) else f"It answers {name} ({chance:.0%})."

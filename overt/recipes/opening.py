@@ -15,6 +15,7 @@ from typing import Any
 
 from overt import files
 from overt.errors import BadInput, Damaged
+from overt.recipes.spoken import FILE, Spoken
 
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]  # no pickle, no code
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -29,8 +30,8 @@ _PICTURES = ("preprocessor_config.json", "processor_config.json")
 class Subject:
     """A model and what turns pictures and texts into its inputs.
 
-    `processor` takes both, where the folder says how; `transform` is what timm does to a picture.
-    `notes` are what a reader of any result should know.
+    `processor` takes both, where the folder says how; `transform` is what timm does to a picture;
+    `spoken` is how a network of ours is asked. `notes` are what a reader of any result should know.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Subject:
     image_processor: Any = None
     transform: Callable[[Any], Any] | None = None
     notes: tuple[str, ...] = ()
+    spoken: Spoken | None = None
 
 
 def is_model(name: str) -> bool:
@@ -155,6 +157,10 @@ def open_model(folder: Path, name: str = "") -> Subject:
 
         with quiet(), _opening(folder):
             return open_attached(folder, name)
+    if (folder / FILE).is_file():
+        from overt.recipes.own import open_spoken
+
+        return open_spoken(folder, name)
     if "model_type" not in config:
         from overt.recipes.ltpa.looking import is_own, open_own
 
@@ -166,7 +172,8 @@ def open_model(folder: Path, name: str = "") -> Subject:
     if "model_type" not in config:
         raise BadInput(
             f"{folder / 'config.json'} names no model_type and no architecture, so it is neither a "
-            "Hugging Face nor a timm model; a run of overt is shown by `overt report`."
+            "Hugging Face nor a timm model; a run whose network cannot be asked is shown by "
+            "`overt report`."
         )
     return _open_transformers(folder, config, name)
 

@@ -98,7 +98,9 @@ def _go(
 ) -> None:
     import torch
 
+    from overt.models.network import Network
     from overt.recipes import experiment as parts
+    from overt.recipes.spoken import beside
     from overt.show.page import report
     from overt.show.sample import save_gallery
     from overt.train import Reporter
@@ -138,7 +140,9 @@ def _go(
     if not ranks.first:
         return
     out = context.out
-    if hasattr(experiment.model, "save_pretrained"):
+    if isinstance(experiment.model, Network):
+        experiment.model.save_pretrained(out / "model", beside(experiment.spoken))
+    elif hasattr(experiment.model, "save_pretrained"):
         cast(Any, experiment.model).save_pretrained(out / "model")
     files.write_arrays(out / "samples.npz", dict(evaluation.samples))
     if evaluation.elsewhere:

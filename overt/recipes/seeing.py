@@ -25,6 +25,7 @@ MAPS = {
     "gradient": "gradient times attention, what raises the answer",
     "rollout": "how much of each input reaches each position after all layers",
     "relevance": "how much each input matters to the answer, through all layers",
+    "search": "attention on the masked input on which a network of overt is surest of its answer",
 }
 THROUGH = ("rollout", "relevance")  # all layers and heads become one
 EXPLAINING = ("gradient", "relevance")  # an answer of the model
@@ -32,12 +33,16 @@ EXPLAINING = ("gradient", "relevance")  # an answer of the model
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be drawn large, as a person says it; None is left to the view."""
+    """What is to be drawn large, as a person says it; None is left to the view.
+
+    A panel of more than `most` weights has one query alone.
+    """
 
     layer: str | None = None
     head: int | None = None
     query: str | None = None
     way: str = "raw"
+    most: int = MOST_WEIGHTS
 
 
 # What the positions are
@@ -158,7 +163,7 @@ def panel_of(
         about.append(f"It attends in {b} windows by themselves; this is the first of them.")
     size = len(group) * h * q * k
     at = None
-    if wish.way not in THROUGH and size > MOST_WEIGHTS:
+    if wish.way not in THROUGH and size > wish.most:
         at = _one_query(queries, query_names, wish, title)
         query_names = [query_names[at]]
         about.append(f"All queries of all heads would be {size:,} numbers; this has one query.")
@@ -227,6 +232,8 @@ def derived(
             return replace(found, values=found.values.clamp_min(0), kind=Kind.AMOUNT)
         case "values":
             return values.value_norms(group, rows, values.projection_in(model))
+        case "search":
+            raise ValueError("masks are searched for networks of overt alone")
     if rows is None:
         return group.map()
     b, _, _, k = group.calls[0].shape

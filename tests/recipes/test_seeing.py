@@ -36,16 +36,13 @@ def test_sequences_of_one_length_are_told_apart_by_their_module() -> None:
     assert seeing._likeliest(["encoder", "decoder"], call, 3) == "encoder"
 
 
-def test_a_map_too_large_to_keep_is_one_query(
-    subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_map_too_large_to_keep_is_one_query(subjects: dict[str, Subject]) -> None:
     whole = view(subjects["gpt2"], Given(TEXT)).panels[0]
-    monkeypatch.setattr(seeing, "MOST_WEIGHTS", 100)
-    viewed = view(subjects["gpt2"], Given(TEXT))
+    viewed = view(subjects["gpt2"], Given(TEXT), Wish(most=100))
     (one,), (choice,) = viewed.panels, viewed.choices
     assert one.queries == ("land",) and "numbers; this has one query" in one.about
     torch.testing.assert_close(one.attention.weights, whole.attention.weights[..., [-1], :])
-    (ball,) = view(subjects["gpt2"], Given(TEXT), Wish(query="ball")).panels
+    (ball,) = view(subjects["gpt2"], Given(TEXT), Wish(query="ball", most=100)).panels
     torch.testing.assert_close(ball.attention.weights, whole.attention.weights[..., [3], :])
     assert choice.query == 0
 

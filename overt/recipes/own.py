@@ -1,0 +1,299 @@
+"""Asking a network of ours anything: a picture, a text or both, with parts of them removed.
+
+Three maps can be had of its answer: its own attention (`raw`), how much the answer hangs on each
+cell and word (`gradient`), and its own attention on the masked input on which it is surest of that
+answer (`search`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overt import files
+from overt.errors import BadInput
+from overt.recipes import spoken
+from overt.recipes.asking import Asked, Given, run
+from overt.recipes.opening import Subject
+from overt.recipes.seeing import Wish
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from overt.attention import AttentionMap, Layout
+    from overt.data.batch import Batch
+    from overt.models.output import Output
+    from overt.show.panel import Choice, Panel
+
+MAPS = ("raw", "gradient", "search")
+PROBES = 50  # of a search
+SEARCHED = 4  # cells of a feature map's side that a search removes as one, at most so many a side
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a network was given, what it made of it, and what was kept of the input."""
+
+    batch: "Batch"
+    features: Any
+    output: "Output"
+    mask: Mapping[str, "Tensor"] | None
+
+
+def open_spoken(folder: Path, name: str) -> Subject:
+    """The network in a folder with a spoken.json, in eval mode."""
+    known = spoken.read(folder)
+    model = spoken.networks()[known.network].from_pretrained(folder)
+    return Subject(name, model, spoken=known, notes=tuple(_about(folder)))
+
+
+def _about(folder: Path) -> list[str]:
+    """What the run that a network comes from says of itself."""
+    results = folder.parent / "results.json"
+    if folder.name != "model" or not results.is_file():
+        return []
+    said = files.read_json(results)
+    return [f"From a run of {said.get('recipe')}: {said.get('about')}."]
+
+
+def view_spoken(
+    subject: Subject, given: Given, wish: Wish
+) -> tuple[list["Panel"], list["Choice"], list[str], list[tuple[str, float]]]:
+    """A panel for each map, what is drawn large of it, notes, and the answers with their chances.
+
+    A network that attends to nothing has no panel for `raw`.
+    """
+    from overt.show.panel import choose, panel
+
+    if wish.way not in MAPS:
+        raise BadInput(
+            f"{subject.name} is a network of overt, which has no map '{wish.way}'; it has "
+            f"{', '.join(MAPS)}."
+        )
+    seen = see(subject, given)
+    found, notes = maps(subject.model, seen, wish.way)
+    panels, choices = [], []
+    for title, attention in found.items():
+        photos = {} if given.photo is None else {"image": given.photo}
+        count = attention.values.shape[1]
+        layers = [title] if count == 1 else [f"hop {number}" for number in range(count)]
+        shown = panel(attention, title, layers, photos=photos, about=_size(attention))
+        layer = int(wish.layer) if wish.layer and wish.layer.lstrip("-").isdigit() else None
+        panels.append(shown)
+        choices.append(choose(shown, layer, wish.head, wish.query))
+    told = [*subject.notes, *unknown(seen.batch), *notes]
+    return panels, choices, told, answers(subject, seen.output)
+
+
+def unknown(batch: "Batch") -> list[str]:
+    """Which words of the text the network has never read, in a sentence."""
+    from overt.data.vocabulary import UNKNOWN
+
+    if batch.tokens is None or batch.text is None:
+        return []
+    said = zip(batch.text.tokens(0), batch.tokens[0].tolist(), strict=True)
+    words = list(dict.fromkeys(word for word, number in said if number == UNKNOWN))
+    return [f"It does not know {', '.join(words)}."] if words else []
+
+
+def see(subject: Subject, given: Given) -> Seen:
+    """Give a network what is given; what is removed is removed from its features."""
+    import torch
+
+    batch = batch_of(subject, given)
+
+    def call(inputs: Mapping[str, Any]) -> Seen:
+        with torch.no_grad():
+            features = subject.model.encode(inputs["batch"])
+            mask = kept(layouts(features, inputs["batch"]), given)
+            return Seen(batch, features, subject.model.decide(features, mask or None), mask)
+
+    found = run(subject.name, Asked({"batch": batch}, call, given))
+    assert isinstance(found, Seen)
+    return found
+
+
+def answers(subject: Subject, output: "Output", most: int = 5) -> list[tuple[str, float]]:
+    """The likeliest answers by name, with their probabilities."""
+    assert subject.spoken is not None
+    chances = output.prediction[0].detach().float().softmax(dim=-1)
+    best = chances.topk(min(most, len(chances)))
+    names = subject.spoken.answers
+    return [
+        (names[at] if at < len(names) else str(at), float(chance))
+        for chance, at in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def batch_of(subject: Subject, given: Given) -> "Batch":
+    """What is given as a batch of one, refused in a sentence where the network cannot take it."""
+    import torch
+
+    from overt.data.batch import Batch
+    from overt.data.images import prepare
+    from overt.data.vocabulary import Vocabulary, pad
+    from overt.geometry import TextGeometry
+
+    known = subject.spoken
+    assert known is not None
+    for what, wanted, there in (
+        ("picture", known.pixels is not None, given.photo is not None),
+        ("text", known.words is not None, given.text is not None),
+    ):
+        if wanted and not there:
+            raise BadInput(f"{subject.name} wants a {what}; give it one.")
+        if there and not wanted:
+            raise BadInput(f"{subject.name} takes no {what}; leave it out.")
+    parts: dict[str, Any] = {}
+    if known.pixels is not None:
+        pixels, geometry = prepare(given.photo, known.pixels)
+        parts |= {"images": pixels[None], "geometry": geometry}
+    if known.words is not None:
+        assert given.text is not None
+        ids, spans = Vocabulary(known.words).read(given.text)
+        if not ids:
+            raise BadInput("the text has no words; there is nothing in it to read.")
+        tokens, present, ranges = pad([ids], [spans])
+        text = TextGeometry((given.text,), ranges)
+        parts |= {"tokens": tokens, "token_mask": present, "text": text}
+    device = next(subject.model.parameters(), torch.zeros(())).device
+    return Batch(("asked",), **parts).to(device)
+
+
+def layouts(features: Any, batch: "Batch") -> dict[str, "Layout"]:
+    """What of the features can be removed, by span name: cells of the picture, words."""
+    from overt.attention import words
+    from overt.models import Asked as Both
+    from overt.models import Cells, Levels, Words
+    from overt.models.paying.vgg import Progressed
+
+    match features:
+        case Both(cells=cells, words=text):
+            return {**layouts(cells, batch), **layouts(text, batch)}
+        case Cells(layout=layout):
+            return {"image": layout}
+        case Levels(cells=cells):
+            return {"image": cells[-1].layout}
+        case Progressed(cells=cells):
+            return {"image": cells.layout}
+        case Words(values=values, geometry=geometry):
+            return {"text": words(values.shape[1], geometry=geometry)}
+    return {}
+
+
+def kept(where: Mapping[str, "Layout"], given: Given) -> dict[str, "Tensor"]:
+    """1 for every cell and word that stays, 0 for those of which half or more was removed."""
+    import torch
+
+    from overt.geometry import PixelGeometry, TextGeometry
+
+    found = {}
+    for name, layout in where.items():
+        span = layout.find(name)
+        if isinstance(span.geometry, PixelGeometry) and given.without:
+            size = span.geometry.size[0].flip(0).double()
+            boxes = torch.tensor(given.without, dtype=torch.float64) * size.cpu().repeat(2)
+            covered = span.geometry.cover_boxes(
+                boxes[None].float().to(span.geometry.size.device), span.shape
+            )
+            found[name] = (covered.sum(dim=1) < 0.5).float()
+        if isinstance(span.geometry, TextGeometry) and given.unsaid:
+            found[name] = (span.geometry.cover([given.unsaid]) < 0.5).float()
+    return found
+
+
+# --- maps
+
+
+def maps(model: Any, seen: Seen, way: str) -> tuple[dict[str, "AttentionMap"], list[str]]:
+    """The maps of this name by title, and what to know of them; here a name becomes code."""
+    match way:
+        case "gradient":
+            return slopes(model, seen), ["Shown: how much the answer hangs on each cell and word."]
+        case "search":
+            return searched(model, seen)
+    return attended(model, seen), []
+
+
+def attended(model: Any, seen: Seen) -> dict[str, "AttentionMap"]:
+    """The network's own maps by title."""
+    from overt.recipes.ltpa.looking import maps_of, own_kinds
+
+    if isinstance(model, own_kinds()):
+        return maps_of(model, seen.batch, seen.output)
+    titles = {"image": "on the picture", "text": "in the words"}
+    return {titles.get(one.keys.spans[0].name, "attention"): one for one in seen.output.attention}
+
+
+def slopes(model: Any, seen: Seen) -> dict[str, "AttentionMap"]:
+    """How fast the score of the answer falls as a cell or a word fades: gradients by the mask.
+
+    Only what speaks for the answer is shown.
+    """
+    import torch
+
+    from overt.attention import AttentionMap, Kind
+
+    where = layouts(seen.features, seen.batch)
+    answer = int(seen.output.prediction[0].argmax())
+    found = {}
+    with torch.enable_grad():
+        mask = {}
+        for name, layout in where.items():
+            start = None if seen.mask is None else seen.mask.get(name)
+            count = len(layout.find(name))
+            start = torch.ones(1, count) if start is None else start
+            mask[name] = start.detach().clone().requires_grad_()
+        score = model.decide(seen.features, mask).prediction[0, answer]
+        slope: tuple[Tensor | None, ...] = (None,) * len(mask)
+        if score.requires_grad:
+            slope = torch.autograd.grad(score, list(mask.values()), allow_unused=True)
+    for (name, layout), one in zip(where.items(), slope, strict=True):
+        if one is None:
+            continue
+        given = AttentionMap.from_cells(one.detach().clamp_min(0), layout.alone(name))
+        title = "the picture, by gradient" if name == "image" else "the words, by gradient"
+        found[title] = replace(given, kind=Kind.AMOUNT)
+    if not found:
+        raise BadInput("no gradient reaches the input of this network; ask for another map.")
+    return found
+
+
+def searched(model: Any, seen: Seen) -> tuple[dict[str, "AttentionMap"], list[str]]:
+    """The network's attention on the masked input on which it is surest of its answer."""
+    import math
+
+    import torch
+
+    from overt.supervise.surrogate import Grids, WithoutWords, asking, refine, search
+
+    attending = {one.keys.spans[0].name for one in seen.output.attention}
+    where = {n: one for n, one in layouts(seen.features, seen.batch).items() if n in attending}
+    if not where:
+        raise BadInput("this network attends to nothing, so no map can be searched for.")
+    label = seen.output.prediction.argmax(dim=-1)
+    found, notes = {}, []
+    for name, layout in where.items():
+        with asking(model, replace(seen.batch, labels=label), [name]) as look:
+            if seen.mask:
+                look = look.holding({n: m for n, m in seen.mask.items() if n in attending})
+            if name == "image":
+                side = max(layout.find(name).shape)
+                best = refine(look, Grids(scale=max(1, math.ceil(side / SEARCHED))), PROBES)
+            else:
+                best = search(look, WithoutWords((1, 2), count=PROBES))
+        title = "the picture, by search" if name == "image" else "the words, by search"
+        found[title] = best.maps[name].detach()
+        before, after = (float(torch.exp(one[0])) for one in (best.base, best.best))
+        notes.append(
+            f"Search over the {'picture' if name == 'image' else 'words'}: {int(best.probes[0])} "
+            f"masks were tried, and the best raises the answer from {before:.0%} to {after:.0%}."
+        )
+    return found, notes
+
+
+def _size(attention: "AttentionMap") -> str:
+    span = attention.keys.spans[0]
+    if len(span.shape) == 2:
+        return f"{span.shape[0]} x {span.shape[1]} cells."
+    return f"{len(span)} words."
