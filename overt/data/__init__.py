@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from overt.data.captions import Captions, flickr8k, karpathy
     from overt.data.cifar import Cifar10, Cifar100
     from overt.data.clevr import Clevr
+    from overt.data.coco import coco_boxes, coco_objects
     from overt.data.cub import Cub
     from overt.data.daquar import Daquar
     from overt.data.discovery import ObjectDiscovery
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from overt.data.hat import VqaHat
     from overt.data.human import Truth, pooled, truth_of, truths
     from overt.data.images import open_image
+    from overt.data.objects import Outlined
     from overt.data.osie import Osie
+    from overt.data.own import OwnMaps, OwnMarks, pictures_in
+    from overt.data.pets import oxford_pets
     from overt.data.photos import PhotoSet
     from overt.data.phrases import Expressions, flickr30k_phrases, refcoco, refer
     from overt.data.pictures import Pictures
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from overt.data.stl10 import Stl10
     from overt.data.svhn import Svhn
     from overt.data.trec import Trec
+    from overt.data.voc import voc_boxes, voc_masks
     from overt.data.vocabulary import HubTokenizer, Vocabulary
     from overt.data.vqa import vqa1, vqa2, vqacp1, vqacp2
     from overt.data.wordnet import WordNet
@@ -61,6 +66,9 @@ __all__ = [
     "Look",
     "ObjectDiscovery",
     "Osie",
+    "Outlined",
+    "OwnMaps",
+    "OwnMarks",
     "PhotoSet",
     "Pictures",
     "Resident",
@@ -80,12 +88,16 @@ __all__ = [
     "action40",
     "caltech101",
     "caltech256",
+    "coco_boxes",
+    "coco_objects",
     "crop_and_flip",
     "event8",
     "flickr8k",
     "flickr30k_phrases",
     "karpathy",
     "open_image",
+    "oxford_pets",
+    "pictures_in",
     "pooled",
     "refcoco",
     "refer",
@@ -95,6 +107,8 @@ __all__ = [
     "truth_of",
     "truths",
     "vary",
+    "voc_boxes",
+    "voc_masks",
     "vqa1",
     "vqa2",
     "vqacp1",
@@ -109,6 +123,7 @@ _HOMES = {
     "captions": ("Captions", "flickr8k", "karpathy"),
     "cifar": ("Cifar10", "Cifar100"),
     "clevr": ("Clevr",),
+    "coco": ("coco_boxes", "coco_objects"),
     "cub": ("Cub",),
     "daquar": ("Daquar",),
     "discovery": ("ObjectDiscovery",),
@@ -119,7 +134,10 @@ _HOMES = {
     "hat": ("VqaHat",),
     "human": ("Truth", "pooled", "truth_of", "truths"),
     "images": ("open_image",),
+    "objects": ("Outlined",),
     "osie": ("Osie",),
+    "own": ("OwnMaps", "OwnMarks", "pictures_in"),
+    "pets": ("oxford_pets",),
     "photos": ("PhotoSet",),
     "phrases": ("Expressions", "flickr30k_phrases", "refcoco", "refer"),
     "pictures": ("Pictures",),
@@ -135,6 +153,7 @@ _HOMES = {
     "svhn": ("Svhn",),
     "trec": ("Trec",),
     "vocabulary": ("HubTokenizer", "Vocabulary"),
+    "voc": ("voc_boxes", "voc_masks"),
     "vqa": ("vqa1", "vqa2", "vqacp1", "vqacp2"),
     "wordnet": ("WordNet",),
     "yelp": ("YelpHat",),
