@@ -44,19 +44,29 @@ def page(
         lstrip_blocks=True,
     )
     photos = Photos()
-    shown = [
-        described(*fitted(one, choice), photos) for one, choice in zip(panels, choices, strict=True)
-    ]
+    data = told(panels, choices, photos)
     text = environment.get_template("look.html.jinja").render(
         policy=POLICY,
         title=title or (panels[0].title if panels else "Nothing to see"),
         notes=list(notes),
-        data={"panels": shown, "heat": _heat(), "white": _bytes(white_scale())},
+        data=data,
         photos=photos.addresses,
         scale=scale_css(),
         under=under_css(),
     )
     return text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
+
+
+def told(
+    panels: Sequence[Panel],
+    choices: Sequence[Choice],
+    photos: "Photos",
+    most: int = MOST_WEIGHTS,
+) -> dict[str, Any]:
+    """Panels as plain values, for the script that draws them; photos go into `photos`."""
+    pairs = zip(panels, choices, strict=True)
+    shown = [described(*fitted(one, choice, most), photos) for one, choice in pairs]
+    return {"panels": shown, "heat": _heat(), "white": _bytes(white_scale())}
 
 
 class Photos:
