@@ -7,6 +7,7 @@ al., "Attending Self-Attention", 2021, section 2.2.
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,6 +29,7 @@ from overt.models.vlbert.phrases import Phrases, compare, pool
 from overt.models.vlbert.regions import RegionEye, region_eye_from
 
 ABSENT = -1e4  # the logit of a region that is not there
+SMALL, BASE = 0.02, 768  # the deviation of BERT's first weights, and the width that it is for
 TEXTS, PICTURE = 2, 2  # segments of the two captions, and the segment of regions
 
 
@@ -200,8 +202,10 @@ class VLBert(nn.Module):
         self.encoder = Encoder(
             sizes.layers, width, sizes.heads, sizes.inner, sizes.dropout, sizes.epsilon
         )
-        for part in (self.word, self.mark, self.place, self.segment, self.look, self.encoder):
-            part.apply(_small)
+        for table in (self.word, self.mark, self.place, self.segment):
+            table.apply(partial(_small, deviation=SMALL))
+        for part in (self.look, self.encoder):
+            part.apply(partial(_small, deviation=SMALL * (BASE / width) ** 0.5))
         nn.init.zeros_(self.look_text.weight)  # features of size 1 would drown words of size .02
         nn.init.constant_(self.look_region.weight, sizes.gain)
         self.answer = answer
@@ -369,10 +373,14 @@ def _only(attention: AttentionMap, words: Bool[Tensor, "b n"]) -> AttentionMap:
     return replace(attention, mask=attention.visible & words[:, None]).normalize()
 
 
-def _small(module: nn.Module) -> None:
-    """Weights as BERT starts with."""
+def _small(module: nn.Module, deviation: float) -> None:
+    """Weights as BERT starts with.
+
+    A narrower network sums fewer products, so that with the same weights its scores would be next
+    to nothing and it would learn slowly where to look: its weights start larger.
+    """
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=deviation)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
 

@@ -1,0 +1,1 @@
+"""Grounded supervision of vision-and-language Transformers: recipes, tables and what they build."""
