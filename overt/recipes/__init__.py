@@ -13,6 +13,7 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
     from overt.recipes.han import recipe as han
     from overt.recipes.ltpa import recipe as ltpa
     from overt.recipes.ssa import recipe as ssa
+    from overt.recipes.vgp import recipe as vgp
 
     every: tuple[Callable[[], Recipe], ...] = (
         scenes.scenes_question,
@@ -42,6 +43,8 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
         han.han_daquar,
         han.han_vqacp,
         han.han_clevr,
+        vgp.vgp_scenes,
+        vgp.vgp_entities,
     )
     return {make().name: make for make in every}
 

@@ -29,6 +29,7 @@ def tables() -> dict[str, Table]:
     from overt.recipes.han import tables as han_tables
     from overt.recipes.ltpa import tables as ltpa_tables
     from overt.recipes.ssa import tables as ssa_tables
+    from overt.recipes.vgp import tables as vgp_tables
 
     attention = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")
     every = (
@@ -59,6 +60,7 @@ def tables() -> dict[str, Table]:
         *ltpa_tables.tables(),
         *ssa_tables.tables(),
         *han_tables.tables(),
+        *vgp_tables.tables(),
     )
     return {table.name: table for table in every}
 
