@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overt.data.sentences import read_captions
-from overt.data.vocabulary import FILE, UNKNOWN, SubWords, Vocabulary, load_words
+from overt.data.vocabulary import END, FILE, UNKNOWN, SubWords, Vocabulary, load_words
 from overt.errors import BadInput
 from overt.files import digest, verify, write_json, writing
 from overt.measure.captions.cider import Frequencies, document_frequencies
@@ -66,13 +66,16 @@ def coverage(read: Corpus, known: Known) -> float:
     return 1 - sum(ids.count(UNKNOWN) for ids in counted) / max(1, total)
 
 
-def frequencies(read: Corpus, known: Known) -> Frequencies:
+def frequencies(read: Corpus, known: Known, ending: Sequence[int] = (END,)) -> Frequencies:
     """In how many images each n-gram is said, in ids of `known`: what a reward is weighted by.
 
-    The end is no token here, and what is unknown is one and the same word. In sub-words n-grams are
-    of pieces: the reward is then not the CIDEr-D of words that tables print.
+    `ending` closes every caption. With the end as a word, as in public training code, captions that
+    break off ("a dog with a") do not pay; evaluation knows no end. What is unknown is one and the
+    same word. In sub-words n-grams are of pieces: no CIDEr-D of words that tables print.
     """
-    return document_frequencies([[known.encode(text) for text in texts] for texts in read.images])
+    return document_frequencies(
+        [[[*known.encode(text), *ending] for text in texts] for texts in read.images]
+    )
 
 
 def write_vocabulary(folder: Path, known: Known, read: Corpus) -> None:

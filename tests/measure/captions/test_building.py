@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from overt.data.vocabulary import UNKNOWN, Vocabulary, load_words
+from overt.data.vocabulary import END, UNKNOWN, Vocabulary, load_words
 from overt.errors import BadInput, Damaged
 from overt.measure.captions.building import (
     ABOUT,
@@ -65,7 +65,7 @@ def test_a_vocabulary_is_kept_with_what_it_was_made_of(read, tmp_path):
 def test_frequencies_are_those_of_the_words(read, tmp_path):
     """Counted by ids of all words, they are what evaluation counts on the same references."""
     known = words_of_captions(read, minimum=1)
-    counted = frequencies(read, known)
+    counted = frequencies(read, known, ending=())
     write_frequencies(tmp_path / "df", counted, known, read)
     kept = load_frequencies(tmp_path / "df", known)
     assert kept.documents == 3
@@ -93,9 +93,20 @@ def test_frequencies_of_another_vocabulary_are_refused(read, tmp_path):
 
 def test_what_is_unknown_is_one_word(read):
     known = Vocabulary(("dog",))
-    counted = frequencies(read, known)
+    counted = frequencies(read, known, ending=())
     numbers = dict(zip(counted.tables[0].keys.tolist(), counted.images[0].tolist(), strict=True))
     assert numbers == {UNKNOWN: 3, known.encode(["dog"])[0]: 1}
+
+
+def test_the_end_is_a_word_of_rewards(read):
+    known = words_of_captions(read, minimum=1)
+    counted = frequencies(read, known)
+    keys = counted.tables[0].keys.tolist()
+    assert int(counted.images[0][counted.tables[0].numbers[keys.index(END)]]) == 3
+    references = [[[*known.encode(text), END] for text in texts] for texts in read.images]
+    whole, broken = (known.encode(["a", "dog", "runs"]), known.encode(["a", "dog"]))
+    scores = Consensus(references, counted)([[*whole, END], broken], [0, 0])
+    assert scores[0] > scores[1]
 
 
 def test_sub_words_are_kept_alike(read, tmp_path):
