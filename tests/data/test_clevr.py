@@ -1,19 +1,24 @@
 import copy
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import ndimage
+from torch.nn import functional
 
 from overt.data import clevr, sets
 from overt.data.asked import Look
-from overt.data.clevr import ANSWERS, Clevr
+from overt.data.batch import Batch
+from overt.data.clevr import ANSWERS, Clevr, turned
 from overt.data.features import Key, build
 from overt.data.images import stretch
 from overt.data.source import Source
 from overt.errors import BadInput, Damaged
+from overt.geometry import PixelGeometry
 
 SMALL = Look((16, 24), stretch)
 
@@ -235,3 +240,33 @@ def test_digest_tells_splits_and_targets_apart(tmp_path):
 
 def test_it_is_listed():
     assert sets.find("clevr").opens and sets.find("clevr").photos
+
+
+def test_pictures_are_turned_about_their_middle() -> None:
+    """Against SciPy, which turns one plane at a time, away from the edges."""
+    dice = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 3, 16, 24, generator=dice)
+    images = functional.avg_pool2d(images, 5, 1, 2)  # smooth, so that ways to sample agree
+    batch = Batch(ids=("a", "b"), images=images, labels=torch.tensor([1, 2]))
+    most = 0.3
+    found = turned(batch, torch.Generator().manual_seed(7), most)
+    drawn = torch.rand(2, generator=torch.Generator().manual_seed(7))
+    angles = most * (2 * drawn - 1)
+    assert found.images is not None and found.labels is batch.labels
+    for number, angle in enumerate(angles.tolist()):
+        for plane in range(3):
+            slow = ndimage.rotate(
+                images[number, plane].numpy(), math.degrees(angle), reshape=False, order=1
+            )
+            inside = found.images[number, plane, 5:-5, 5:-5].numpy()
+            np.testing.assert_allclose(inside, slow[5:-5, 5:-5], atol=1e-5)
+
+
+def test_turned_pictures_stay_bytes_and_lose_their_places() -> None:
+    whole = torch.full((1, 3, 8, 8), 200, dtype=torch.uint8)
+    batch = Batch(ids=("a",), images=whole, geometry=PixelGeometry.identity(1, (8, 8)))
+    found = turned(batch, torch.Generator().manual_seed(0))
+    assert found.images is not None and torch.equal(found.images, whole)  # no dark corners
+    assert found.geometry is None and found.target is None
+    with pytest.raises(BadInput, match="with images"):
+        turned(Batch(ids=("a",)), torch.Generator())

@@ -95,7 +95,7 @@ def trained(recipe: HanRecipe, context: Context, parts: Parts, model: nn.Module)
         )
 
     def evaluate(reporter: Reporter) -> Evaluation:
-        found = evaluated(parts.test, cast(models.Model, model), ranks.device)
+        found = evaluated(parts.test, cast(models.Model, model), ranks.device, parts.alike)
         return replace(found, clock=clock.marks())
 
     return Experiment(

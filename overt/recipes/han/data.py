@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from overt.data.batch import Batch
+from overt.data.clevr import turned
 from overt.data.features import FeatureCache
 from overt.data.held import Held
 from overt.data.source import Source as DataSet
 from overt.errors import BadInput
 from overt.recipes.building import CELL, SPLITS, First
 from overt.recipes.evaluation import Judge
+from overt.recipes.han.evaluation import Alike
 from overt.recipes.han.networks import Grid
 from overt.recipes.han.recipe import Eye, Files, HanRecipe, Questions, Scenes, SortOfClevr
 from overt.recipes.recipe import Context
@@ -22,6 +24,7 @@ from overt.train import processes
 PORTION = 256  # questions that are judged at a time
 HELD_OUT = 10_000  # training questions of CLEVR that validate
 MARGIN = 8  # pixels by which pictures of CLEVR are moved in training
+ANGLE = 0.05  # radians by which they are turned
 SPREAD = 8.0  # pixels around the middle of a thing of CLEVR that count as it
 
 Vary = Callable[[Batch], Batch]
@@ -29,7 +32,10 @@ Vary = Callable[[Batch], Batch]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a network is trained, validated and tested on; `cached` if it looks at features."""
+    """What a network is trained, validated and tested on; `cached` if it looks at features.
+
+    `alike` says how alike two words are, where answers are scored by meaning as well.
+    """
 
     train: DataSet
     held: Judge
@@ -37,6 +43,7 @@ class Parts:
     vocabulary: int
     cached: Grid | None = None
     vary: Vary = lambda batch: batch
+    alike: Alike | None = None
 
 
 def opened(recipe: HanRecipe, context: Context) -> Parts:
@@ -134,10 +141,7 @@ def easy_questions(data: Questions, context: Context) -> Parts:
 
 
 def clevr(data: Questions, context: Context) -> Parts:
-    """CLEVR at 128 x 128 pixels, moved by up to 8 in training.
-
-    Public relation networks also turn pictures by up to .05 radians; ours does not.
-    """
+    """CLEVR at 128 x 128 pixels, in training moved by up to 8 and turned by up to .05 radians."""
     from overt.data import Clevr
     from overt.data.asked import Look
     from overt.data.images import stretch
@@ -151,7 +155,7 @@ def clevr(data: Questions, context: Context) -> Parts:
 
     def moved(batch: Batch) -> Batch:
         generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
-        return shift(batch, generator, MARGIN)
+        return turned(shift(batch, generator, MARGIN), generator, ANGLE)
 
     ends = len(learnt) - held
     return Parts(
@@ -208,7 +212,17 @@ def photos(data: Questions, eye: Eye, context: Context) -> Parts:
         Judge(First(tested, data.limit), classes, portion=PORTION),
         train.reader.size,
         None if cache is None else grid_of(cache),
+        alike=nouns(root) if data.name is Files.DAQUAR else None,
     )
+
+
+def nouns(root: Path) -> Alike | None:
+    """How alike two words are by WordNet, where its files lie below `root`; else None."""
+    from overt.data.wordnet import FILES, FOLDER, WordNet
+
+    if not all((root / FOLDER / name).is_file() for name in FILES):
+        return None
+    return WordNet(root).alike
 
 
 def reader_of(data: Questions, root: Path) -> Callable[[str, Any], Any]:

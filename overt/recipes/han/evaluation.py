@@ -1,7 +1,7 @@
 """How a network of hard attention is judged: by kind of question, by its cells, by its cost."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,9 @@ SHARE = Measure("share kept", "share", None, low=0.0, high=1.0)
 FLOPS = Measure("operations", "operations", False, low=0.0)
 FOUND = Measure("truth covered", "share", True, low=0.0, high=1.0)
 GAINED = Measure("truth covered beyond chance", "share", True, low=-1.0, high=1.0)
+STRICTNESS = {"wups_90": 0.9, "wups_0": 0.0}  # from which similarity on an answer counts in full
+
+Alike = Callable[[str, str], float]
 
 
 class LastHop:
@@ -69,18 +72,24 @@ def answered(output: Output, batch: Batch) -> Tensor:
     return measure.accuracy(output.prediction, batch.labels)
 
 
-def evaluated(judge: Judge, model: Model, device: torch.device) -> Evaluation:
-    """Every number of the judge, with cells kept, operations, and what the cells have found."""
+def evaluated(
+    judge: Judge, model: Model, device: torch.device, alike: Alike | None = None
+) -> Evaluation:
+    """Every number of the judge, with cells kept, operations, and what the cells have found.
+
+    With `alike`, the similarity of two words, answers are also scored by meaning: `wups_90` and
+    `wups_0`, where the data has the true answers in words.
+    """
     found = judge.evaluate(LastHop(model), device)
     split = str(judge.data.split)
-    more = noted(_noted(model, batch) for batch in judge.batches(device))
+    more = noted(_noted(model, batch, judge, alike) for batch in judge.batches(device))
     scores = more.pop("accuracy")
     found = _scored(found, scores[0], scores[1].numpy(), judge)
     found = also(found, more, split)
     return by_kind(found, split)
 
 
-def _noted(model: Model, batch: Batch) -> Noted:
+def _noted(model: Model, batch: Batch, judge: Judge, alike: Alike | None) -> Noted:
     output = model(batch)
     found: Noted = {"accuracy": (measure.accuracy.measure, answered(output, batch))}
     looked = output.looking_at("image")
@@ -89,6 +98,11 @@ def _noted(model: Model, batch: Batch) -> Noted:
     found["cells_kept"] = CELLS, kept
     found["share_kept"] = SHARE, kept / cells
     found["flops"] = FLOPS, flops
+    if alike is not None and batch.references is not None:
+        said = [judge.classes[answer].split(", ") for answer in output.prediction.argmax(-1)]
+        for name, threshold in STRICTNESS.items():
+            worth = measure.wups(said, batch.references, alike, threshold)
+            found[name] = measure.wups.measure, worth
     truth = batch.target
     if truth is not None and isinstance(model, HAN):
         covered = measure.mass_inside(truth, looked)

@@ -17,10 +17,12 @@ from overt.data.scenes.store import default_cache
 from overt.errors import BadInput, Damaged
 from overt.models.photos.frozen import Frozen, of_efficientnet, of_folder, of_timm
 from overt.recipes.han.recipe import Files, Questions
+from overt.train import Reporter, processes
 
 PLACES = {Files.DAQUAR: ("daquar", "images"), Files.VQA_CP: ("coco",)}
 PARTS = ("train+val", "test")
 TIMM = "timm:"
+SHARD, BATCH = 128, 32  # photos that are written, and looked at, together
 
 Open = Callable[[str, Look], Any]
 
@@ -42,7 +44,7 @@ def cells_of(
 ) -> FeatureCache:
     """The cells that a backbone makes of these photos, kept under the cache of the user.
 
-    A build that was stopped goes on where it was.
+    A build says how far it is, and one that was stopped goes on where it was.
     """
     backbone = frozen(name, device)
     transform = f"{size} x {size}, middle crop, {backbone.pixels}"
@@ -55,7 +57,11 @@ def cells_of(
         assert batch.images is not None
         return backbone.cells(batch.images.to(device))
 
-    return features.build(folder, key, photos, encode, batch=32)
+    reporter = Reporter(enabled=processes(str(device)).first)
+    with reporter.stage(f"features of {photos.name}", len(photos), 0):
+        return features.build(
+            folder, key, photos, encode, SHARD, BATCH, lambda done, _: reporter.step(done, {})
+        )
 
 
 def all_there(folder: Path, key: Key) -> bool:

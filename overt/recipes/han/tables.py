@@ -105,6 +105,7 @@ def tables() -> tuple[Table, ...]:
             _all("daquar", han.han_daquar),
             (
                 "accuracy",
+                "wups_90",
                 "accuracy_object",
                 "accuracy_colour",
                 "accuracy_number",

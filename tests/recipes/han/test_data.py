@@ -9,11 +9,13 @@ import torch
 
 from overt.data import SortOfClevr
 from overt.data.batch import Batch
+from overt.data.clevr import turned
 from overt.data.features import FeatureCache, Key, build
 from overt.data.held import Held
 from overt.errors import BadInput
-from overt.recipes.han.data import MARGIN, Portion, grid_of, together
+from overt.recipes.han.data import MARGIN, Portion, grid_of, nouns, together
 from overt.show.sample import load_gallery
+from tests.data import test_wordnet
 
 Ran = Callable[..., tuple[Path, dict[str, Any]]]
 
@@ -84,9 +86,12 @@ def test_a_portion_is_a_split() -> None:
     assert len(Portion(whole, "train", 0, 7, limit=2)) == 2
 
 
-def test_pictures_of_clevr_are_moved_in_training_alone(run: Ran, monkeypatch: Any) -> None:
-    moved = []
+def test_pictures_of_clevr_are_moved_and_turned_in_training_alone(
+    run: Ran, monkeypatch: Any
+) -> None:
+    moved, angles = [], []
     from overt.data import resident
+    from overt.recipes.han import data as han_data
 
     shift = resident.shift
 
@@ -94,8 +99,14 @@ def test_pictures_of_clevr_are_moved_in_training_alone(run: Ran, monkeypatch: An
         moved.append((len(batch), margin))
         return shift(batch, generator, margin)
 
+    def turn(batch: Any, generator: Any, most: float) -> Any:
+        angles.append(most)
+        return turned(batch, generator, most)
+
     monkeypatch.setattr(resident, "shift", noted)
+    monkeypatch.setattr(han_data, "turned", turn)
     run("han-clevr", "data.limit=3")
+    assert angles == [0.05] * 2
     assert moved == [(3, MARGIN)] * 2
 
 
@@ -113,3 +124,10 @@ def test_questions_of_a_picture_come_together_and_share_it() -> None:
     assert [len(together(held, each)) for each in (7, 60, 100)] == [8, 1, 1]
     with pytest.raises(ValueError, match="20 samples in an item"):
         together(pictures, 2)
+
+
+def test_words_are_alike_where_wordnet_lies_beside_the_photos(tmp_path: Path) -> None:
+    assert nouns(tmp_path) is None
+    test_wordnet.write(tmp_path)
+    alike = nouns(tmp_path)
+    assert alike is not None and alike("chair", "chair") == 1

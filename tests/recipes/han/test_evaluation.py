@@ -1,5 +1,6 @@
 """Numbers of hard attention, by hand and against torch's own count."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -136,3 +137,28 @@ def test_answers_of_people_count_where_there_are_such(pictures: SortOfClevr) -> 
 )
 def test_kinds_as_names(kind: str, name: str) -> None:
     assert slug(kind) == name
+
+
+def test_answers_are_scored_by_meaning_where_they_are_words(pictures: SortOfClevr) -> None:
+    class InWords:
+        name, split, classes = "words", "test", tuple(f"w{one}" for one in range(10))
+
+        def __len__(self) -> int:
+            return 20
+
+        def batch(self, indices: Any) -> Any:
+            found = pictures.batch(indices)
+            true = tuple((f"w{label}",) for label in found.labels.tolist())  # type: ignore[union-attr]
+            return replace(found, references=true)
+
+        def digest(self) -> str:
+            return ""
+
+    data, model = InWords(), small(pictures, keep_all)
+    with torch.no_grad():
+        plain = evaluated(Judge(data, data.classes), model, CPU)
+        found = evaluated(Judge(data, data.classes), model, CPU, lambda one, other: 0.5)
+    assert "wups_90" not in plain.ours
+    right = found.samples["accuracy"]
+    np.testing.assert_allclose(found.samples["wups_90"], np.where(right == 1, 1, 0.05))
+    np.testing.assert_allclose(found.samples["wups_0"], np.where(right == 1, 1, 0.5))

@@ -100,3 +100,23 @@ def test_names_of_backbones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ]
     with pytest.raises(BadInput, match=r"data\.backbone='resnet' is no folder"):
         frozen("resnet")
+
+
+def test_a_build_says_how_far_it_is_and_goes_on_from_there(
+    root: Path, toy: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(han_features, "SHARD", 5)
+    monkeypatch.setattr(han_features, "BATCH", 5)
+
+    def step(self: Any, at: int, means: Any) -> None:
+        told.append(at)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(han_features.Reporter, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        cache_of(DATA, root, reader(root))
+    assert told == [5, 10] and sum(toy) == 10
+    assert len(cache_of(DATA, root, reader(root))) == 12
+    assert told == [5, 10, 5, 10, 12] and sum(toy) == 12  # photos that were there stay
