@@ -62,9 +62,10 @@ def curves(lines: Sequence[Line], title: str, x: str = "step") -> Markup:
 def from_log(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Line]]:
     """The lines of every chart, by its title, from the `log.jsonl` rows of each run.
 
-    Each loss and each measure has a chart. Stages follow one another along the steps; what a
-    resumed run repeats replaces what was there. Where one chart has both, curves of the training
-    split stand back behind those of the others.
+    Each loss and each measure has a chart, and so has each number of the layers' attention, with a
+    line a layer: of many layers, eight that are evenly spaced. Stages follow one another along the
+    steps; what a resumed run repeats replaces what was there. Where one chart has both, curves of
+    the training split stand back behind those of the others.
     """
     found: dict[str, dict[tuple[int, str, str], list[Point]]] = {}
     for run, rows in enumerate(logs.values()):
@@ -80,7 +81,7 @@ def from_log(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[
                         while line and line[-1][0] >= step:  # a resumed run repeats some steps
                             line.pop()
                         line.append((step, float(value)))
-    charts = {}
+    charts = _of_layers(logs)
     for title, chart in sorted(found.items(), key=lambda item: item[0].endswith(" loss")):
         splits = {split for _, _, split in chart}
         charts[title] = [
@@ -93,6 +94,37 @@ def from_log(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[
             for (number, run, split), points in sorted(chart.items())
         ]
     return charts
+
+
+def _of_layers(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Line]]:
+    """A chart for each number that is told of every layer, such as its entropy."""
+    found: dict[str, dict[tuple[str, str], list[Point]]] = {}
+    for run, rows in logs.items():
+        for step, _, row in _by_step(rows):
+            told = row.get("layers")
+            for number, layers in (told if isinstance(told, Mapping) else {}).items():
+                for layer, value in (layers if isinstance(layers, Mapping) else {}).items():
+                    if isinstance(value, int | float) and math.isfinite(value):
+                        chart = found.setdefault(f"attention {number} by layer", {})
+                        line = chart.setdefault((run, str(layer)), [])
+                        while line and line[-1][0] >= step:
+                            line.pop()
+                        line.append((step, float(value)))
+    charts = {}
+    for title, chart in found.items():
+        shown = _spread(list(chart), len(COLOURS))
+        charts[title] = [
+            Line(layer if len(logs) == 1 else f"{run}, {layer}", tuple(chart[run, layer]), colour)
+            for colour, (run, layer) in enumerate(shown)
+        ]
+    return charts
+
+
+def _spread(keys: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """At most `most` of the keys, evenly spaced, the first and the last among them."""
+    if len(keys) <= most:
+        return keys
+    return [keys[round(at * (len(keys) - 1) / (most - 1))] for at in range(most)]
 
 
 def _by_step(rows: Iterable[Mapping[str, Any]]) -> Iterable[tuple[float, str, Mapping[str, Any]]]:

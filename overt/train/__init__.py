@@ -12,6 +12,7 @@ from overt.train.loop import (
     fit,
     warm_then_cosine,
 )
+from overt.train.monitor import AttentionMonitor, Pulse
 from overt.train.processes import Processes, processes
 from overt.train.report import Reporter
 from overt.train.trainer import (
@@ -25,6 +26,7 @@ from overt.train.trainer import (
 
 __all__ = [
     "AttentionLoss",
+    "AttentionMonitor",
     "Fitted",
     "Limits",
     "Losses",
@@ -32,6 +34,7 @@ __all__ = [
     "ParameterSet",
     "Processes",
     "Progress",
+    "Pulse",
     "Reporter",
     "Step",
     "check_reaches",

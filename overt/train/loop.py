@@ -28,6 +28,7 @@ from overt.errors import BadInput, Damaged, Failed, Stopped
 from overt.supervise.loss import Loss
 from overt.train import checkpoint
 from overt.train.checkpoint import State
+from overt.train.monitor import AttentionMonitor, Pulse
 from overt.train.processes import Processes, processes
 from overt.train.report import Log, Reporter
 
@@ -167,6 +168,7 @@ def fit(
     stage: str = "train",
     device: str = "auto",
     monitor: Monitor | None = None,
+    attention: AttentionMonitor | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
 ) -> Fitted:
@@ -177,7 +179,7 @@ def fit(
     SIGINT and SIGTERM save after the current step and raise `Stopped`; a loss or gradient that is
     not finite raises `Failed` before any optimizer has moved. With `limits.patience` training ends
     as soon as more than that many validations in a row bring no new best, and the best weights are
-    put back.
+    put back. With `attention` the log also tells how each layer's attention does, now and then.
 
     Several processes share each batch and take the same steps as one would, as far as samples do
     not depend on each other: batch norm and batch-level losses see the share of their process, and
@@ -191,7 +193,20 @@ def fit(
     model.to(ranks.device)
     for one in sets.values():
         move_state(one.optimizer, ranks.device)
-    run = _Run(model, data, step, dict(sets), limits, out, seed, stage, ranks, monitor, reporter)
+    run = _Run(
+        model,
+        data,
+        step,
+        dict(sets),
+        limits,
+        out,
+        seed,
+        stage,
+        ranks,
+        monitor,
+        reporter,
+        attention,
+    )
     return run.go(resume)
 
 
@@ -251,6 +266,7 @@ class _Run:
         ranks: Processes,
         monitor: Monitor | None,
         reporter: Reporter | None,
+        attention: AttentionMonitor | None,
     ) -> None:
         self.model, self.data, self.step, self.sets = model, data, step, sets
         self.limits, self.stage, self.ranks, self.monitor = limits, stage, ranks, monitor
@@ -258,6 +274,8 @@ class _Run:
         self.checkpoints = out / "checkpoints" / stage
         self.log = Log(out, enabled=ranks.first)
         self.reporter = reporter if reporter and ranks.first else Reporter(enabled=ranks.first)
+        self.attention = attention
+        self.pulse: Pulse | None = None
         self.stop_signal = 0
         self.agreed: list[str] = []
         self.own = torch.zeros(0)  # sums of this process at the latest step
@@ -394,12 +412,25 @@ class _Run:
         """The losses of one batch, with random numbers that depend on nothing but the counters."""
         state, limits = self.state, self.limits
         seed_everything(mixed(state.seed, state.stage, state.step, micro, self.ranks.rank))
-        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=limits.bf16):
+        with (
+            torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=limits.bf16),
+            self.looking(micro),
+        ):
             losses = self.step(self.model, part.batch, self.progress)
         unknown = set(losses) - set(self.sets)
         if unknown:
             raise ValueError(f"losses for {sorted(unknown)}, but the sets are {sorted(self.sets)}")
         return losses if part.counts else {name: nothing(group) for name, group in losses.items()}
+
+    @contextmanager
+    def looking(self, micro: int) -> Iterator[None]:
+        """Watch the attention of this step if its turn has come."""
+        due = micro == 0 and self.attention is not None and self.attention.due(self.state.step)
+        if not (due and self.attention is not None and self.ranks.first):
+            yield
+            return
+        with self.attention.looking(self.model) as self.pulse:
+            yield
 
     # --- what the loop is made of
 
@@ -521,19 +552,19 @@ class _Run:
             for name, (total, count) in state.meters.items()
         }
         self.reporter.step(state.step, means)
+        if self.pulse is not None:
+            self.log.write({**self.now, "split": "train", "layers": self.pulse.read()})
+            self.pulse = None
         if state.step % self.limits.log_every == 0 or state.step == self.steps:
             rate = next(iter(self.optimizers.values())).param_groups[0]["lr"]
-            self.log.write(
-                {
-                    "stage": self.stage,
-                    "step": state.step,
-                    "epoch": (state.step - 1) // self.steps_per_epoch,
-                    "split": "train",
-                    "losses": means,
-                    "rate": rate,
-                }
-            )
+            self.log.write({**self.now, "split": "train", "losses": means, "rate": rate})
             state.meters.clear()
+
+    @property
+    def now(self) -> dict[str, object]:
+        """What every line of the log about training starts with."""
+        step = self.state.step
+        return {"stage": self.stage, "step": step, "epoch": (step - 1) // self.steps_per_epoch}
 
     def window_samples(self, step: int) -> int:
         """How many items the window of a step holds, over all processes."""

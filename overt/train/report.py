@@ -83,6 +83,8 @@ class Log:
                 self.board = SummaryWriter(str(folder), purge_step=line["step"])
         if self.board:
             numbers = {**line.get("losses", {}), **line.get("measures", {})}
+            for name, layers in line.get("layers", {}).items():
+                numbers |= {f"attention {name}/{layer}": value for layer, value in layers.items()}
             for name, value in numbers.items():
                 self.board.add_scalar(f"{line['split']}/{name}", value, line["step"])
 

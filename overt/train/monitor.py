@@ -1,0 +1,162 @@
+"""How is attention doing while a model trains? A few numbers a layer, every so many steps.
+
+    fit(model, data, step, sets, limits, out=out, seed=0, attention=AttentionMonitor(every=100))
+
+The step runs as it always does, watched, on the batch it has anyway. A few rows of each layer are
+made when the layer is called, and only numbers are kept, so that the cost is that of a few rows of
+one step in `every`. `benchmarks/monitor_speed.py` measures it.
+
+Zhai et al., "Stabilizing Transformer Training by Preventing Attention Entropy Collapse", ICML 2023,
+https://arxiv.org/abs/2303.06296: training breaks where entropy falls to nothing. Dong, Cordonnier
+and Loukas, "Attention is not all you need: pure attention loses rank doubly exponentially with
+depth", ICML 2021, https://arxiv.org/abs/2103.03404: the other way to collapse, all queries alike.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from overt.capture.call import Call
+from overt.capture.watching import watch
+
+NUMBERS = ("entropy", "sink", "collapse", "sameness")
+
+Layers = Mapping[str, Mapping[str, float]]  # number -> layer -> value
+
+
+@dataclass
+class Pulse:
+    """What one watched step showed, kept where it was computed until it is read."""
+
+    names: list[str] = field(default_factory=list)
+    numbers: list[Float[Tensor, " m"]] = field(default_factory=list)
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """The numbers by name and layer; the mean, where a layer was called several times.
+
+        What is not defined in a layer, such as `sameness` of one query, is left out.
+        """
+        if not self.names:
+            raise ValueError(
+                "no attention was seen in this step, so there is nothing to monitor: is the model "
+                "that the step runs the one that was given?"
+            )
+        device = self.numbers[0].device
+        table = torch.stack([one.to(device) for one in self.numbers]).tolist()
+        found: dict[str, dict[str, float]] = {}
+        for place, number in enumerate(NUMBERS):
+            each: dict[str, list[float]] = {}
+            for name, values in zip(self.names, table, strict=True):
+                if not math.isnan(values[place]):
+                    each.setdefault(name, []).append(values[place])
+            if each:
+                found[number] = {name: sum(one) / len(one) for name, one in each.items()}
+        return found
+
+
+@dataclass(frozen=True)
+class AttentionMonitor:
+    """Four numbers a layer, every `every` steps, from the first step on.
+
+    - `entropy`: of a row, as a share of what an even row over the keys it may see would have. 1 is
+      even, 0 looks at one key.
+    - `sink`: what the key that takes most in a sample takes of all that rows and heads give.
+    - `collapse`: the share of rows whose entropy is below `floor`: they look at next to one key.
+    - `sameness`: how alike the rows of a head are, whatever they ask: 1 when all look alike, 0 when
+      as different as their number allows. Not defined for a single query.
+
+    `rows` queries of each layer are looked at, evenly spaced over the sequence, in the first
+    `samples` of the batch; queries that see fewer than two keys do not count. `layers` chooses as
+    in `watch`. On many processes the numbers are those of the first one's share.
+    """
+
+    every: int = 100
+    rows: int = 16
+    samples: int = 8
+    layers: Collection[int | str] | None = None
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.rows, self.samples) < 1 or not 0 <= self.floor <= 1:
+            raise ValueError(
+                f"every, rows and samples are at least 1 and floor is from 0 to 1, not "
+                f"{self.every}, {self.rows}, {self.samples} and {self.floor}"
+            )
+
+    def due(self, step: int) -> bool:
+        """Whether this step, counted from 0, is one to look at."""
+        return step % self.every == 0
+
+    @contextmanager
+    def looking(self, model: nn.Module) -> Iterator[Pulse]:
+        """While this is open, the attention of the model is summed up as it is computed."""
+        pulse = Pulse()
+
+        def take(call: Call) -> None:
+            pulse.names.append(call.name)
+            pulse.numbers.append(self._numbers(call))
+
+        with watch(model, layers=self.layers, each=take):
+            yield pulse
+
+    @torch.no_grad()
+    def _numbers(self, call: Call) -> Float[Tensor, " m"]:
+        b, _, q, k = call.shape
+        places = spaced(q, self.rows)
+        device = call.value.device if call.value is not None else None
+        at = torch.tensor([places] * b, device=device)
+        weights = call.weights(at).detach().abs()[: self.samples].float()
+        visible = call.visible(at)
+        if visible is None:
+            seen = torch.ones(len(weights), len(places), k, dtype=torch.bool, device=weights.device)
+        else:
+            seen = visible[: self.samples].expand(-1, len(places), k)
+        return summed_up(weights, seen, self.floor)
+
+
+def summed_up(
+    weights: Float[Tensor, "b h q k"], seen: Bool[Tensor, "b q k"], floor: float
+) -> Float[Tensor, " m"]:
+    """Entropy, sink, collapse and sameness of some rows of a layer, NaN where not defined."""
+    count = seen.sum(dim=-1)
+    total = weights.sum(dim=-1, keepdim=True)
+    counted = ((count > 1)[:, None] & (total[..., 0] > 0)).float()  # (b, h, q)
+    shares = weights / torch.where(total > 0, total, 1)
+    rows = counted.sum()
+    most = count.clamp_min(2).float().log()[:, None]
+    even = _nats(shares) / most
+    entropy = (even * counted).sum() / rows
+    collapse = ((even < floor) * counted).sum() / rows
+    given = torch.einsum("bhqk,bhq->bk", shares, counted)
+    of_sample = counted.sum(dim=(1, 2))
+    taken = given.amax(dim=-1) / of_sample.clamp_min(1)
+    sink = (taken * (of_sample > 0)).sum() / (of_sample > 0).sum()
+    of_head = counted.sum(dim=-1)  # (b, h)
+    mean = torch.einsum("bhqk,bhq->bhk", shares, counted) / of_head.clamp_min(1)[..., None]
+    each = (_nats(shares) * counted).sum(dim=-1) / of_head.clamp_min(1)
+    several = of_head > 1
+    apart = (_nats(mean) - each) / of_head.clamp_min(2).log()  # what a key tells of the query
+    sameness = 1 - (apart.clamp(0, 1) * several).sum() / several.sum()
+    return torch.stack([entropy, sink, collapse, sameness])
+
+
+def spaced(count: int, most: int) -> list[int]:
+    """At most `most` of `count` places, evenly spaced, the first and the last among them.
+
+    >>> spaced(10, 4), spaced(3, 16), spaced(5, 1)
+    ([0, 3, 6, 9], [0, 1, 2], [4])
+    """
+    if count <= most:
+        return list(range(count))
+    if most == 1:
+        return [count - 1]
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+
+
+def _nats(shares: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
+    return -torch.where(shares > 0, shares * torch.where(shares > 0, shares, 1).log(), 0).sum(-1)
