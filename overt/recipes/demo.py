@@ -26,6 +26,7 @@ from overt.recipes.han import recipe as han
 from overt.recipes.ltpa import recipe as ltpa
 from overt.recipes.recipe import Recipe
 from overt.recipes.ssa import recipe as ssa
+from overt.recipes.vgp import recipe as vgp
 
 SHORT = (
     "data.train=4000",
@@ -48,6 +49,18 @@ LEARNED = (
 )
 OWN = (*SHORT, "supervise.loss=kl", "surrogate.probes=24")
 HARD = (*SHORT, "model.select=top", "model.cells=16")
+GROUNDED = (
+    "data.train=3000",
+    "data.val=100",
+    "data.test=300",
+    "data.expressions=300",
+    "data.questions=300",
+    "model.features=64",
+    "train.epochs=4",
+    "train.batch=32",
+    "train.save_every=400",
+    "after.epochs=1",
+)
 ROWS = (
     Row("question-only", scenes.scenes_question, SHORT),
     Row("no-attention", scenes.scenes_none, SHORT),
@@ -56,6 +69,7 @@ ROWS = (
     Row("learned-attention", ltpa.ltpa_scenes, LEARNED),
     Row("hard-attention", han.han_scenes, HARD),
     Row("self-supervised", ssa.ssa_scenes, OWN),
+    Row("grounded", vgp.vgp_scenes, GROUNDED),
 )
 FIRST = tuple(row.label for row in ROWS[:4])
 

@@ -63,6 +63,14 @@ def test_the_self_supervised_row_searches_and_trains_twice() -> None:
     assert row.label not in demo.FIRST
 
 
+def test_the_grounded_row_supervises_directly_and_goes_on_to_other_tasks() -> None:
+    (row,) = demo.pick(["grounded"])
+    made = demo.recipe_of(row)
+    assert made.name == "vgp-scenes" and row.label not in demo.FIRST
+    assert made.supervise.way.value == "direct"  # type: ignore[attr-defined]
+    assert made.after.epochs == 1  # type: ignore[attr-defined]
+
+
 def test_rows_are_picked_by_name_in_our_order() -> None:
     assert demo.pick([]) == tuple(row for row in demo.ROWS if row.label in demo.FIRST)
     assert demo.pick(["all"]) == demo.pick(["soft-attention", "all"]) == demo.ROWS
