@@ -40,10 +40,14 @@ class Held:
         return self.results["status"] == FAILED and not left
 
     def differences(self, recipe: Recipe, seed: int) -> list[str]:
-        """How a run with this recipe and seed would differ from the one in the folder."""
+        """How a run with this recipe and seed would differ from the one in the folder.
+
+        A setting that the recipe did not have then and that stands at its default is no difference.
+        """
         if self.results["recipe"] != recipe.name:
             return [f"the recipe is {recipe.name}, was {settings.shown(self.results['recipe'])}"]
-        found = settings.changes(self.results["settings"], settings.to_json(recipe))
+        theirs = settings.completed(self.results["settings"], recipe)
+        found = settings.changes(theirs, settings.to_json(recipe))
         if self.results["seed"] != seed:
             found.append(f"the seed is {seed}, was {self.results['seed']}")
         return found

@@ -101,6 +101,29 @@ def restore(recipe: R, values: Mapping[str, Any]) -> R:
     return _rebuilt(recipe, decoded)
 
 
+def completed(old: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Settings of an earlier run, with what they do not name yet at the default of its field.
+
+    A setting that a section gains has a default under which nothing changes, so a run from before
+    it is the run that leaves it there. A section that is new as a whole is not filled in: what it
+    asks for was not done then.
+    """
+    known = {key.partition(".")[0] for key in old}
+    gained = [
+        (key, _default(field))
+        for key, field, _, _ in _leaves(recipe)
+        if key not in old and key.partition(".")[0] in known
+    ]
+    given = {key: _encoded(one) for key, one in gained if one is not dataclasses.MISSING}
+    return given | dict(old)
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between two results of `to_json`, a phrase a key: `train.rate is 0.1, was 1`."""
     found = []

@@ -85,6 +85,18 @@ def test_a_run_goes_on_only_as_it_began(tmp_path: Path, recipe: Recipe, write_ru
     assert "data.limit is 7, was none; train.rate is 0.5, was 0.001; the seed is 2, was 0." in said
 
 
+def test_a_setting_that_came_later_is_no_difference_at_its_default(
+    tmp_path: Path, recipe: Recipe, write_run: Write
+) -> None:
+    write_run(tmp_path, recipe, status="running")
+    results = files.read_json(tmp_path / "results.json")
+    del results["settings"]["train.patience"]
+    files.write_json(tmp_path / "results.json", results)
+    assert folder.claim(tmp_path, recipe, 0, resume=True) is not None
+    other = settings.apply(recipe, ["train.patience=7"])
+    assert "train.patience is 7, was none." in refused(tmp_path, other, resume=True)
+
+
 def test_another_recipe_is_named(tmp_path: Path, toy_table: Any, write_run: Write) -> None:
     write_run(tmp_path, toy_table.rows[0].recipe(), status="running")
     said = refused(tmp_path, toy_table.rows[2].recipe(), resume=True)

@@ -253,6 +253,26 @@ def test_changes_lists_each_difference() -> None:
     assert settings.changes({"a": 1}, {"a": True}) == ["a is true, was 1"]
 
 
+def test_what_earlier_settings_do_not_name_stands_at_its_default() -> None:
+    now = settings.apply(Toy(), ["data.limit=5", "data.angle=3"])
+    old = settings.to_json(now)
+    for gained in ("data.angle", "model.sizes", "model.head.size"):
+        old.pop(gained, None)
+    found = settings.completed(old, now)
+    assert found["data.angle"] == 0 and found["data.limit"] == 5  # the field's default, not ours
+    assert found["model.sizes"] == settings.to_json(Toy())["model.sizes"]
+    assert settings.changes(found, settings.to_json(now)) == ["data.angle is 3, was 0"]
+    unknown = {**old, "data.gone": 1}
+    assert settings.completed(unknown, now)["data.gone"] == 1
+
+
+def test_a_section_that_is_new_as_a_whole_is_a_difference() -> None:
+    new = settings.to_json(Toy())
+    old = {key: value for key, value in new.items() if not key.startswith("model.")}
+    assert settings.completed(old, Toy()) == old
+    assert "model.width is 0.5, was not there" in settings.changes(old, new)
+
+
 def test_checking_settings_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"

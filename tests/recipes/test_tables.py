@@ -79,6 +79,20 @@ def test_committed_results_are_reused(
     assert sources(filled) == {"plain": ["run", "committed"]}
 
 
+def test_results_from_before_a_setting_are_reused_where_it_stands_at_its_default(
+    fill: Callable[..., Filled], runner: Asked, toy_table: Table, tmp_path: Path, write_run: Write
+) -> None:
+    kept = tmp_path / "benchmarks"
+    place = kept / "toys" / "plain" / "seed-0"
+    write_run(place, toy_table.rows[0].recipe())
+    results = files.read_json(place / "results.json")
+    del results["settings"]["train.patience"]
+    files.write_json(place / "results.json", results)
+    assert sources(fill(rows=["plain"], committed=kept, seeds=1)) == {"plain": ["committed"]}
+    other = fill(rows=["plain"], committed=kept, seeds=1, sets=["train.patience=3"])
+    assert sources(other) == {"plain": ["run"]}
+
+
 def test_rows_of_another_table_are_its_runs(
     runner: Asked, toy_table: Table, tmp_path: Path, write_run: Write
 ) -> None:

@@ -91,7 +91,7 @@ def _beside(context: Context) -> Iterator[tuple[Path, folder.Held]]:
 
 def alike(theirs: Mapping[str, Any], recipe: SsaRecipe, sections: Sequence[str]) -> bool:
     """Whether settings, as a run wrote them, are those of a recipe in these sections."""
-    ours = settings.to_json(recipe)
+    ours, theirs = settings.to_json(recipe), settings.completed(theirs, recipe)
     names = [key for key in {*ours, *theirs} if key.startswith(tuple(sections))]
     return all(key in ours and key in theirs and ours[key] == theirs[key] for key in names)
 

@@ -38,7 +38,8 @@ def refine(look: Look, masks: Masks, probes: int = 50, seed: int = 0, chunk: int
     best, chosen = best_of(look, candidates, counts, look.base, chunk)
     bits = candidates.bits(torch.arange(len(look)), chosen)
     keys = keys_of(look.ids, seed, f"refine {candidates.name}")
-    for rows in (~few).nonzero()[:, 0].split(chunk):
+    many = (~few).nonzero()[:, 0]
+    for rows in many.split(chunk) if len(many) else ():  # of none, split makes an empty part
         walk = _Walk(candidates, rows, keys[rows.numpy()], bits[rows], best[rows])
         for step in range(1, probes):
             tried = walk.next(step)

@@ -8,6 +8,7 @@ import pytest
 
 from overt import files
 from overt.errors import BadInput, Damaged
+from overt.recipes import settings
 from overt.recipes.ssa import ground as ssa_ground
 from tests.recipes import tiny
 
@@ -58,6 +59,15 @@ def test_standing_on_another_changes_no_result(run: Run, tmp_path: Path, few: Pa
 def test_what_differs_is_not_stood_on(run: Run, sets: str) -> None:
     run("none", "supervise.target=none")
     assert ground(run("mse", sets)[0]) == ["None", "None"]
+
+
+def test_what_came_later_is_stood_on_at_its_default() -> None:
+    recipe = tiny.recipe("ssa-trec", *SETS)
+    theirs = settings.to_json(recipe)
+    del theirs["model.penalty"]
+    assert ssa_ground.alike(theirs, recipe, ssa_ground.OF_BASELINE)
+    other = tiny.recipe("ssa-trec", *SETS, "model.penalty=0.5")
+    assert not ssa_ground.alike(theirs, other, ssa_ground.OF_BASELINE)
 
 
 def test_targets_of_another_search_are_not_used(run: Run) -> None:

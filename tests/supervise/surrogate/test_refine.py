@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from overt.supervise.surrogate.look import asking
-from overt.supervise.surrogate.masks import Grids, ShiftedGrids, WithoutWords
+from overt.supervise.surrogate.masks import Grids, ShiftedGrids, Whole, WithoutWords
 from overt.supervise.surrogate.refine import refine
 from overt.supervise.surrogate.search import search
 from tests.supervise.surrogate.toys import Planted, Toys
@@ -52,6 +52,18 @@ def test_few_masks_are_all_asked():
         refined, searched = refine(look, Grids(16, 2)), search(look, Grids(16, 2))
     assert torch.equal(refined.best, searched.best) and (refined.probes == 16).all()
     assert torch.equal(refined.masks["image"], searched.masks["image"])
+
+
+def test_nobody_is_asked_about_no_samples():
+    """A Transformer of Hugging Face cannot read an empty batch."""
+
+    class Strict(Rugged):
+        def decide(self, features, mask=None):
+            assert len(features.cells)
+            return super().decide(features, mask)
+
+    with asking(Strict(), BATCH, ["image"]) as look:
+        assert torch.equal(refine(look, Whole("image")).best, look.base)
 
 
 def test_what_is_found_does_not_depend_on_the_batch():
