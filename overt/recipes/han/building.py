@@ -1,6 +1,7 @@
 """From the plain values of hard attention to an experiment: one training, and a test."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from overt import models, supervise
 from overt.data.batch import Batch
+from overt.errors import BadInput
 from overt.models.hard.attention import HardAttention
 from overt.recipes.building import limits, source
 from overt.recipes.experiment import Evaluation, Experiment, Stage
@@ -37,7 +39,20 @@ def build(recipe: HanRecipe, context: Context) -> Experiment:
     """The data, the network and one stage of training."""
     parts = opened(recipe, context)
     model = network(recipe.model, parts.vocabulary, len(parts.test.classes), parts.cached)
+    if recipe.model.start is not None:
+        begin(model, Path(recipe.model.start))
     return trained(recipe, context, parts, model)
+
+
+def begin(model: nn.Module, folder: Path) -> None:
+    """Give a network the weights of a saved one that has the same layers."""
+    saved = type(model).from_pretrained(folder)  # type: ignore[attr-defined]
+    try:
+        model.load_state_dict(saved.state_dict())
+    except RuntimeError as problem:
+        raise BadInput(
+            f"The network in {folder} has other layers than this one, so model.start cannot be it."
+        ) from problem
 
 
 def adam(model: nn.Module, plan: Train, recipe: HanRecipe) -> ParameterSet:
@@ -104,6 +119,7 @@ def trained(recipe: HanRecipe, context: Context, parts: Parts, model: nn.Module)
         stages=[Stage("train", run)],
         evaluate=evaluate,
         example=lambda: parts.test.data.batch(range(min(8, len(parts.test.data)))),
+        judged=parts.test.data,
     )
 
 

@@ -157,7 +157,9 @@ class Model:
     `share` that of `share`; `temperature` divides the norms of `above-uniform` and `gumbel`.
     Question and cells are aligned by `depth` layers of `joint` features and added (eq. 2-4); with
     `none` they are not, and cells are judged by their own norm, as a relation network takes them.
-    `placed` cells say where they stand. `hidden` are the layers before the answers.
+    `placed` cells say where they stand. `hidden` are the layers before the answers. `start` is the
+    folder of a saved network of the same layers, whose weights this one begins with: what has
+    learned to look at all cells can so be taught to do with a few.
     """
 
     select: Select = Select.ABOVE_UNIFORM
@@ -176,6 +178,7 @@ class Model:
     hidden: tuple[int, ...] = field(default=(1024, 2048), metadata={"low": 1})
     dropout: float = 0.0
     width: float = 1.0
+    start: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from overt import files, models
-from overt.errors import Stopped
+from overt.errors import BadInput, Stopped
 from overt.recipes import settings
 from overt.recipes.han import recipe as han
 from overt.recipes.han.building import adam, classification
@@ -151,3 +151,17 @@ def test_how_the_rate_goes(schedule: Schedule, wanted: list[float]) -> None:
         wanted = [1, 0.5, 0]
     assert [found.schedule(at) for at in (0.0, 0.5, 1.0)] == pytest.approx(wanted, abs=1e-9)
     assert found.clip == 50
+
+
+def test_a_network_that_saw_all_cells_goes_on_with_a_few(run: Ran) -> None:
+    every = ("model.depth=none", "model.select=all")
+    place, _ = run("han-sortclevr", *every, out="all")
+    few = ("model.depth=none", "model.select=top", "model.cells=6", "train.rate=1e-12")
+    begun = f"model.start={place / 'model'}"
+    after, results = run("han-sortclevr", *few, begun, out="few")
+    first, second = (models.HAN.from_pretrained(one / "model") for one in (place, after))
+    for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5, msg=name)
+    assert results["ours"]["cells_kept"]["value"] == 6
+    with pytest.raises(BadInput, match="has other layers than this one"):
+        run("han-sortclevr", begun, out="other")  # whose cells are joined with the question
