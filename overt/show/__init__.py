@@ -12,11 +12,13 @@ from overt.show.overlay import Style, overlay, save_png, spotlight
 from overt.show.page import report
 from overt.show.picture import picture
 from overt.show.pointing import word_regions
+from overt.show.preferring import Pair, preference_page, read_judgements
 from overt.show.ranked import most_and_least, ranked
 from overt.show.sample import Sample, load_gallery, save_gallery
 from overt.show.text import words_html, words_svg
 
 __all__ = [
+    "Pair",
     "Sample",
     "Style",
     "arcs",
@@ -31,7 +33,9 @@ __all__ = [
     "most_and_least",
     "overlay",
     "picture",
+    "preference_page",
     "ranked",
+    "read_judgements",
     "report",
     "save_figure",
     "save_gallery",
