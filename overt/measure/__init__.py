@@ -120,9 +120,6 @@ from overt.measure.robustness import (
     pgd,
     still,
 )
-from overt.measure.scorecards.card import Difference, Scorecard, over_runs
-from overt.measure.scorecards.catalogue import catalogue
-from overt.measure.scorecards.scoring import scorecard
 from overt.measure.segmentation import (
     binarised,
     combined,
@@ -191,7 +188,6 @@ __all__ = [
     "Attacked",
     "Contrast",
     "Curve",
-    "Difference",
     "Fall",
     "Fill",
     "Interval",
@@ -204,7 +200,6 @@ __all__ = [
     "Removed",
     "Retrained",
     "Roar",
-    "Scorecard",
     "Spread",
     "Swap",
     "Transfer",
@@ -230,7 +225,6 @@ __all__ = [
     "by_layer_and_head",
     "captions",
     "cascading",
-    "catalogue",
     "cc",
     "ceiling",
     "centre",
@@ -316,7 +310,6 @@ __all__ = [
     "otsu",
     "otsu_jaccard",
     "output_change",
-    "over_runs",
     "over_seeds",
     "over_words",
     "paired",
@@ -344,7 +337,6 @@ __all__ = [
     "roar_faithfulness",
     "root_of_product",
     "row_by_row",
-    "scorecard",
     "seed_divergence",
     "sensitivity_max",
     "sensitivity_mean",
