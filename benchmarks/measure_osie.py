@@ -127,7 +127,14 @@ def encoded(net: Attached, cells: Sequence[Tensor]) -> Levels:
     return Levels(tuple(made), net.query(Features(cells[-1], None)))
 
 
-def make_maps(out: Path, source: data.Osie, places: Sequence[int], masks: int, root: Path) -> dict:
+def make_maps(
+    out: Path,
+    source: data.Osie,
+    places: Sequence[int],
+    masks: int,
+    root: Path,
+    wanted: Sequence[str] = MAPS,
+) -> dict:
     """Every map of every photo on the cells of the truth, by name; those on disk are taken."""
     net = Network().eval()
     taught: list[tuple[Attached, float]] = []
@@ -142,6 +149,8 @@ def make_maps(out: Path, source: data.Osie, places: Sequence[int], masks: int, r
     (out / "maps").mkdir(parents=True, exist_ok=True)
     found: dict[str, Tensor] = {}
     for name, way in ways.items():
+        if name not in wanted:
+            continue
         path = out / "maps" / f"{name.replace(' ', '-')}.npz"
         if not path.is_file():
             begun, rows = time.process_time(), []
@@ -211,11 +220,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--masks", type=int, default=100)
+    parser.add_argument("--only", choices=MAPS, help="make this map, and judge nothing")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     root = data.root_of()
     source = data.Osie(root, size=SIZE, how=stretch, cells=CELLS)
     places = list(range(0, len(source), 7))[: asked.photos]
+    if asked.only:
+        make_maps(asked.out, source, places, asked.masks, root, [asked.only])
+        return
     maps = make_maps(asked.out, source, places, asked.masks, root)
     net = Network().eval()
     numbers: dict[str, dict[str, list[Tensor]]] = {}
