@@ -119,14 +119,14 @@ def test_the_odds_climb_where_the_cross_entropy_does(generator):
 
 
 @pytest.mark.parametrize("name", ["fgsm", "pgd"])
-def test_a_strength_of_zero_fools_nobody(name, generator):
+def test_t_lt_12_a_strength_of_zero_fools_nobody(name, generator):
     images = pictures(30, generator)
     assert not fooling(network(), images, 0.0, attacks()[name]).any()
 
 
 @pytest.mark.parametrize("name", ["fgsm", "pgd"])
 @pytest.mark.parametrize("eps", LEVELS)
-def test_no_pixel_moves_further_than_eps_nor_out_of_range(name, eps, generator):
+def test_t_lt_12_no_pixel_moves_further_than_eps_nor_out_of_range(name, eps, generator):
     model = network().eval()
     images = pictures(10, generator).round(decimals=1)  # some at 0 and at 1
     found = attacks()[name](model, images, model(images).argmax(dim=-1), eps)
@@ -135,7 +135,7 @@ def test_no_pixel_moves_further_than_eps_nor_out_of_range(name, eps, generator):
     assert not found.requires_grad
 
 
-def test_fooling_is_about_the_clean_prediction_and_not_the_label(generator):
+def test_t_lt_12_fooling_is_about_the_clean_prediction_and_not_the_label(generator):
     """A model that always answers the same is never fooled, however wrong it is."""
     stubborn = network()
     stubborn[5].weight.data *= 1e-6

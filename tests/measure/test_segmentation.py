@@ -29,7 +29,7 @@ def of(values: torch.Tensor, geometry: PixelGeometry | None = None) -> Attention
 # --- combining
 
 
-def test_the_root_of_the_product_by_hand():
+def test_t_lt_10_the_root_of_the_product_by_hand():
     first = torch.tensor([0.1, 0.2, 0.3, 0.4])
     joined = root_of_product(torch.stack([first, first.flip(0)]))
     torch.testing.assert_close(
@@ -159,7 +159,7 @@ def test_the_threshold_agrees_with_trying_all(generator):
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.7), (1e-9, 2e-9), (-3.0, 5.0), (0.5, 0.501)])
-def test_two_values_are_parted_exactly(low, high):
+def test_t_lt_11_two_values_are_parted_exactly(low, high):
     values = torch.full((1, 4, 4), low, dtype=torch.float64)
     values[0, 1:3, 1:3] = high
     threshold = float(otsu(values))
@@ -167,7 +167,7 @@ def test_two_values_are_parted_exactly(low, high):
     assert torch.equal(binarised(values), values == high)
 
 
-def test_a_constant_map_has_no_object():
+def test_t_lt_11_a_constant_map_has_no_object():
     for value in (0.0, 0.3, -1.0):
         constant = torch.full((2, 3, 3), value)
         assert not binarised(constant).any()

@@ -72,7 +72,7 @@ def slow_attention(cells: Tensor, scores: list[float]) -> tuple[list[float], lis
 # --- one level
 
 
-def test_the_parametrised_score_by_hand() -> None:
+def test_t_lt_3_the_parametrised_score_by_hand() -> None:
     score = looking_for(1.0, 2.0)
     assert score(LOCAL, QUERY).tolist() == [[-0.5, 0.5, 1.5]]
     summary, attention = attend(LOCAL, QUERY, grid(1, 3), score)
@@ -81,7 +81,7 @@ def test_the_parametrised_score_by_hand() -> None:
     torch.testing.assert_close(summary, torch.tensor([[0.755272, 0.909969]]), atol=1e-6, rtol=0)
 
 
-def test_the_dot_product_by_hand() -> None:
+def test_t_lt_3_the_dot_product_by_hand() -> None:
     assert Dot()(LOCAL, QUERY).tolist() == [[0.5, -1.0, -0.5]]
     assert Dot(2.0)(LOCAL, QUERY).tolist() == [[1.0, -2.0, -1.0]]
     summary, attention = attend(LOCAL, QUERY, grid(1, 3), Dot())
@@ -103,7 +103,7 @@ def test_the_additive_score_cell_by_cell() -> None:
 
 
 @pytest.mark.parametrize("make", SCORES.values(), ids=SCORES)
-def test_weights_sum_to_one_and_the_sum_stays_among_the_cells(make: Callable) -> None:
+def test_t_lt_1_weights_sum_to_one_and_the_sum_stays_among_the_cells(make: Callable) -> None:
     cells, query = torch.randn(3, 12, 7), torch.randn(3, 7)
     compatibility = make(7)
     summary, attention = attend(cells, query, grid(3, 4), compatibility)
@@ -119,14 +119,14 @@ def test_weights_sum_to_one_and_the_sum_stays_among_the_cells(make: Callable) ->
 
 
 @pytest.mark.parametrize("make", SCORES.values(), ids=SCORES)
-def test_cells_that_are_all_the_same_share_attention_evenly(make: Callable) -> None:
+def test_t_lt_5_cells_that_are_all_the_same_share_attention_evenly(make: Callable) -> None:
     cell = torch.randn(2, 1, 6)
     summary, attention = attend(cell.expand(2, 9, 6), torch.randn(2, 6), grid(3, 3), make(6))
     torch.testing.assert_close(attention.weights, torch.full((2, 1, 1, 1, 9), 1 / 9))
     torch.testing.assert_close(summary, cell[:, 0])
 
 
-def test_parametrised_attention_does_not_depend_on_the_query() -> None:
+def test_t_lt_2_parametrised_attention_does_not_depend_on_the_query() -> None:
     score, cells = looking_for(*torch.randn(16).tolist()), torch.randn(4, 20, 16)
     maps = [
         attend(cells, query, grid(4, 5), score)[1].weights
@@ -141,7 +141,7 @@ def test_no_query_is_a_query_of_zeros_to_the_parametrised_score() -> None:
 
 
 @pytest.mark.parametrize("make", [dot, scaled_dot, additive])
-def test_other_attention_does_depend_on_the_query(make: Callable) -> None:
+def test_t_lt_2_other_attention_does_depend_on_the_query(make: Callable) -> None:
     score, cells = make(16), torch.randn(4, 20, 16)
     assert score.heeds and not parametrised(16).heeds and not uniform(16).heeds
     if isinstance(score, Additive):
@@ -151,7 +151,7 @@ def test_other_attention_does_depend_on_the_query(make: Callable) -> None:
 
 
 @pytest.mark.parametrize(("make", "learns"), [(parametrised, False), (dot, True), (additive, True)])
-def test_what_the_query_learns(make: Callable, learns: bool) -> None:
+def test_t_lt_2_what_the_query_learns(make: Callable, learns: bool) -> None:
     """In double precision the gradient of the parametrised form is zero but for rounding."""
     cells = torch.randn(3, 10, 8, dtype=torch.float64)
     query = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
@@ -165,7 +165,7 @@ def test_what_the_query_learns(make: Callable, learns: bool) -> None:
     assert learns or float(query.grad.abs().max()) < 1e-14
 
 
-def test_a_bias_changes_nothing() -> None:
+def test_t_lt_6_a_bias_changes_nothing() -> None:
     score = looking_for(1.0, 2.0)
     _, before = attend(LOCAL, QUERY, grid(1, 3), score)
     score.bias.data += 3
@@ -249,7 +249,7 @@ def classifier(decision: Callable = concat, **options: object) -> AttentionClass
     return AttentionClassifier(5, [6, 8], 8, decision=decision, **options).eval()  # type: ignore[arg-type]
 
 
-def test_one_level_is_the_same_concatenated_as_independent() -> None:
+def test_t_lt_7_one_level_is_the_same_concatenated_as_independent() -> None:
     features = levels(3, widths=(8,))
     found = []
     for decision in DECISIONS.values():
@@ -260,7 +260,7 @@ def test_one_level_is_the_same_concatenated_as_independent() -> None:
     torch.testing.assert_close(found[2], found[0])
 
 
-def test_independent_probabilities_are_the_mean_and_sum_to_one() -> None:
+def test_t_lt_8_independent_probabilities_are_the_mean_and_sum_to_one() -> None:
     net, features = classifier(indep), levels(4, 2)
     found = net(features).prediction.exp()
     torch.testing.assert_close(found.sum(dim=-1), torch.ones(3))
@@ -276,7 +276,7 @@ def test_independent_probabilities_are_the_mean_and_sum_to_one() -> None:
     assert float(loss) == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_the_product_is_another_rule_and_may_rank_otherwise() -> None:
+def test_t_lt_8_the_product_is_another_rule_and_may_rank_otherwise() -> None:
     one = torch.tensor([[0.98, 0.01, 0.01]]).log()
     other = torch.tensor([[0.002, 0.5, 0.498]]).log()
     mean, times = mean_of_probabilities([one, other]), product_of_probabilities([one, other])
@@ -330,7 +330,7 @@ def test_the_class_comes_from_the_attended_cells_alone() -> None:
 # --- the optimizer of the paper
 
 
-def test_the_published_rate_is_that_of_a_dampened_momentum() -> None:
+def test_t_lt_9_the_published_rate_is_that_of_a_dampened_momentum() -> None:
     """Torch7 dampens momentum by itself: a rate of 1 there is .1 here once it has settled."""
 
     def steps(gradients: list[float], **options: float) -> list[float]:

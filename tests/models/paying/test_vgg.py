@@ -168,7 +168,7 @@ def test_samples_that_share_an_image_are_told_apart_from_copies_of_it(
     ],
     ids=["vgg", "att-pc", "att2-pc", "att2-dp", "att2-indep-pc", "att3-pc", "pan"],
 )
-def test_the_number_of_parameters(make: Callable, ten: int, hundred: int) -> None:
+def test_t_lt_4_the_number_of_parameters(make: Callable, ten: int, hundred: int) -> None:
     with torch.device("meta"):
         assert parameters(make(Sizes(10))) == ten
         assert parameters(make(Sizes(100))) == hundred
@@ -184,7 +184,7 @@ def test_the_control_is_the_same_without_scores_and_query() -> None:
     assert all(net.state_dict()[name].shape == value.shape for name, value in shared.items())
 
 
-def test_the_grids_and_widths_of_the_levels() -> None:
+def test_t_lt_4_the_grids_and_widths_of_the_levels() -> None:
     """256 x 32 x 32, 512 x 16 x 16 and 512 x 8 x 8, and what is concatenated: 512, 1024, 1280."""
     for levels, width in ((1, 512), (2, 1024), (3, 1280)):
         with torch.device("meta"):
@@ -295,7 +295,7 @@ def test_cells_are_a_view_of_the_features() -> None:
 # --- what is special about each
 
 
-def test_class_activations_and_the_bias_are_the_logit() -> None:
+def test_t_lt_14_class_activations_and_the_bias_are_the_logit() -> None:
     net = VGGGap(TINY).eval()
     features = net.encode(sized(32, 32, 4))
     classes = torch.tensor([0, 2, 1, 1])
@@ -307,7 +307,7 @@ def test_class_activations_and_the_bias_are_the_logit() -> None:
     )
 
 
-def test_the_gate_of_a_progressive_network_is_a_sigmoid_on_each_cell() -> None:
+def test_t_lt_13_the_gate_of_a_progressive_network_is_a_sigmoid_on_each_cell() -> None:
     net = VGGProgressive(TINY).eval()
     net.gate.weight.data.normal_()
     batch = sized(32, 32)
@@ -326,7 +326,7 @@ def test_the_gate_of_a_progressive_network_is_a_sigmoid_on_each_cell() -> None:
     torch.testing.assert_close(features.cells.values, passed.flatten(2).transpose(1, 2))
 
 
-def test_the_query_of_the_gate_does_count() -> None:
+def test_t_lt_13_the_query_of_the_gate_does_count() -> None:
     net = VGGProgressive(TINY).eval()
     net.gate.weight.data.normal_()
     cells = torch.randn(2, 26, 4, 4)
