@@ -28,7 +28,7 @@ def rows_of(columns: Columns, against: Mapping[str, str], judged: Collection[str
     for name, found in columns.items():
         table[name] = {}
         for ask, values in found.items():
-            table[name][ask] = _told(bootstrap(values))
+            table[name][ask] = told(bootstrap(values))
     for ask, control in against.items():
         there = [name for name in judged if ask in columns.get(name, {})]
         differences = {name: columns[name][ask] - columns[control][ask] for name in there}
@@ -36,14 +36,15 @@ def rows_of(columns: Columns, against: Mapping[str, str], judged: Collection[str
         for (name, difference), p in zip(differences.items(), tested, strict=True):
             table[name][ask]["against"] = {
                 "control": control,
-                **_told(bootstrap(difference)),
+                **told(bootstrap(difference)),
                 "p": _number(p),
                 "effect": _number(effect_size(difference)),
             }
     return table
 
 
-def _told(one: Interval) -> dict[str, Any]:
+def told(one: Interval) -> dict[str, Any]:
+    """A mean with its interval, as JSON has it."""
     numbers = {"mean": one.mean, "low": one.low, "high": one.high}
     return {name: _number(value) for name, value in numbers.items()} | {"n": one.count}
 
