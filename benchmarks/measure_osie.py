@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--masks", type=int, default=100)
+    parser.add_argument("--removed", type=int, default=40, help="photos to remove cells from")
     parser.add_argument("--only", choices=MAPS, help="make this map, and judge nothing")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -255,7 +256,7 @@ def main() -> None:
         pixels = pixels_of(batch.images)
         for name, attention in shown.items():
             note(name, agreement(attention, truth))
-            if name in (*MAPS, "random"):
+            if name in (*MAPS, "random") and start < asked.removed:
                 note(name, faithfulness(net, pixels, attention))
         note(
             "people",
@@ -265,7 +266,11 @@ def main() -> None:
             },
         )
         print("judged", start, int(pooled(truth.fixations).values.sum()), flush=True)
-    columns = {name: {k: torch.cat(v) for k, v in found.items()} for name, found in numbers.items()}
+    nothing = torch.full((len(places),), torch.nan)  # of photos that nothing was removed from
+    columns = {
+        name: {ask: torch.cat([*values, nothing])[: len(places)] for ask, values in found.items()}
+        for name, found in numbers.items()
+    }
     against = {"NSS": "fitted prior", "deletion area": "random", "insertion area": "random"}
     write(
         asked.out / "osie",
@@ -275,6 +280,7 @@ def main() -> None:
             "photos": len(places),
             "cells": list(CELLS),
             "masks": asked.masks,
+            "removed": asked.removed,
             "shares": list(SHARES),
             "seconds a photo": {one: float(maps[f"{one}/seconds"]) for one in MAPS},
             "attached names the network's class": float(maps["LTPA attached/agrees"]),
