@@ -235,6 +235,31 @@ def chosen(kept: Kept) -> list[str]:
     ]
 
 
+def by_words(kept: Kept) -> list[str]:
+    """Not a rule: expressions that name a thing by what it is, and by where it lies, apart."""
+    from overt.data.scenes.proposals import only_detected
+    from overt.data.scenes.referring import ReferringScenes
+    from overt.models.vlbert.downstream import fitting
+    from overt.recipes.vgp.data import JUDGED
+
+    about = next(iter(kept.results.values()))["settings"]
+    size = (JUDGED, about["data.size"], about["data.regions"])
+    batch = ReferringScenes("test", about["data.world"], *size, keep=only_detected).batch(
+        range(JUDGED)
+    )
+    assert batch.groups is not None
+    places = torch.tensor([group == "place" for group in batch.groups])
+    most = float(fitting(batch).any(dim=1).float().mean())
+    lines = [f"with detected boxes no more than {100 * most:.1f} can be right"]
+    for row in kept.rows():
+        found = kept.each(row, "located_true", kept.seeds(row))
+        named, placed = found[:, ~places].mean(), found[:, places].mean(dim=1)
+        each = ", ".join(f"{100 * one:.0f}" for one in placed.tolist())
+        lines.append(f"located_true of {row}: by what it is {100 * float(named):.1f}, by its place "
+                     f"{100 * float(placed.mean()):.1f} (seeds {each})")  # fmt: skip
+    return lines
+
+
 def photos(kept: Kept) -> list[str]:
     """Rule 7."""
     lines = []
@@ -273,7 +298,7 @@ def main() -> None:
         print(*(helps(kept, name) for name in TASKS), sep="\n")
         print(*(slipped(kept, name) for name in COLUMNS), sep="\n")
         print(*(line for name in COLUMNS for line in orders(kept, name)), sep="\n")
-        print(*chosen(kept), sep="\n")
+        print(*chosen(kept), *by_words(kept), sep="\n")
     if (pictures / "samples.npz").is_file():
         kept = read(pictures)
         print(table(kept), *photos(kept), sep="\n")
