@@ -27,6 +27,7 @@ from overt.supervise.loss import Loss
 from overt.supervise.losses import precise, summed
 
 Context = Float[Tensor, "b d"]  # what a sample is, besides its map: pooled features
+Values = Float[Tensor, "b k v"]  # what stands at each key
 
 
 class Discriminator(nn.Module):
@@ -36,6 +37,9 @@ class Discriminator(nn.Module):
     With `context`, the size of a vector a sample, it judges the map given the sample, D(map | x) as
     the paper writes it. Without (0) it judges maps alone, as the published code does: then, like
     MMD and CORAL, it only learns how maps are spread, and cannot teach the map of one sample.
+    With `values`, the size of what stands at a key, it is also given what each row takes from them,
+    their weighted sum. A pooled context says what there is and not where; this says what the map
+    looks at.
 
     Departures from that code: logits in the place of a sigmoid, because a sigmoid that is sure has
     no gradient left; each weight is multiplied by the number of keys its row may see, so that an
@@ -44,20 +48,25 @@ class Discriminator(nn.Module):
     (0.5, 0.999).
     """
 
-    def __init__(self, keys: int, context: int = 0, hidden: int = 0, dropout: float = 0.5) -> None:
+    def __init__(
+        self, keys: int, context: int = 0, hidden: int = 0, dropout: float = 0.5, values: int = 0
+    ) -> None:
         super().__init__()
-        self.keys, self.context = keys, context
+        self.keys, self.context, self.values = keys, context, values
         hidden = hidden or keys
         self.layers = nn.Sequential(
             nn.Dropout(dropout),
-            nn.Linear(keys + context, hidden),
+            nn.Linear(keys + context + values, hidden),
             nn.ReLU(),
             nn.Dropout(dropout),
             nn.Linear(hidden, 1),
         )
 
     def forward(
-        self, attention: AttentionMap, context: Context | None = None
+        self,
+        attention: AttentionMap,
+        context: Context | None = None,
+        values: Values | None = None,
     ) -> Float[Tensor, "b l h q"]:
         """The logit of every row being a target."""
         _, l, h, q, k = attention.values.shape
@@ -71,13 +80,23 @@ class Discriminator(nn.Module):
                 f"a discriminator made for a context of {self.context} numbers a sample was given "
                 f"{given}; make it with context={given}"
             )
+        stand = 0 if values is None else values.shape[-1]
+        if stand != self.values:
+            raise ValueError(
+                f"a discriminator made for values of {self.values} numbers a key was given "
+                f"{stand}; make it with values={stand}"
+            )
         visible = rearrange(attention.visible, "b q k -> b 1 1 q k")
-        rows = torch.where(visible, precise(attention.weights), 0)
-        rows = nn.functional.pad(rows * visible.sum(dim=-1, keepdim=True), (0, self.keys - k))
+        weights = torch.where(visible, precise(attention.weights), 0)
+        rows = nn.functional.pad(weights * visible.sum(dim=-1, keepdim=True), (0, self.keys - k))
         if context is not None:
             even = nn.functional.layer_norm(precise(context), (given,))
             beside = repeat(even, "b d -> b l h q d", l=l, h=h, q=q)
             rows = torch.cat([rows, beside], dim=-1)
+        if values is not None:
+            each = nn.functional.layer_norm(precise(values), (stand,))
+            taken = torch.einsum("blhqk,bkv->blhqv", weights, each)
+            rows = torch.cat([rows, taken], dim=-1)
         weight = next(self.parameters())
         return precise(self.layers(rows.to(weight.dtype))[..., 0])
 
@@ -87,15 +106,16 @@ def tell_apart(
     attention: AttentionMap,
     target: AttentionMap,
     context: Context | None = None,
+    values: Values | None = None,
 ) -> Loss:
     """What the discriminator pays: `-log D(t | x) - log(1 - D(a | x))` of every row (eq. 3).
 
-    The map and the context are taken as they are, without their history: nothing that made them
-    gets a gradient.
+    The map, the context and the values are taken as they are, without their history: nothing that
+    made them gets a gradient.
     """
-    context = None if context is None else context.detach()
-    real = discriminator(target.detach(), context)
-    fake = discriminator(attention.detach(), context)
+    beside = _still(context), _still(values)
+    real = discriminator(target.detach(), *beside)
+    fake = discriminator(attention.detach(), *beside)
     softplus = nn.functional.softplus
     return summed(softplus(-real) + softplus(fake), attention, target)
 
@@ -105,14 +125,19 @@ def deceive(
     attention: AttentionMap,
     target: AttentionMap,
     context: Context | None = None,
+    values: Values | None = None,
 ) -> Loss:
     """What the model pays: `-log D(a | x)` of every row that has a target.
 
     The non-saturating form: `log(1 - D)` as printed is flat where the discriminator is sure, which
-    is how training begins. The weights of the discriminator are constants here, and so is the
-    context: the model can only change its map, not what it is judged against.
+    is how training begins. The weights of the discriminator are constants here, and so are context
+    and values: the model can only change its map, not what it is judged against.
     """
-    context = None if context is None else context.detach()
     frozen = {name: value.detach() for name, value in discriminator.named_parameters()}
-    fake = torch.func.functional_call(discriminator, frozen, (attention, context))
+    beside = attention, _still(context), _still(values)
+    fake = torch.func.functional_call(discriminator, frozen, beside)
     return summed(nn.functional.softplus(-fake), attention, target)
+
+
+def _still(given: Tensor | None) -> Tensor | None:
+    return None if given is None else given.detach()

@@ -166,6 +166,65 @@ def test_two_players_bring_the_map_of_each_sample_to_its_target():
     assert (found.argmax(dim=-1) == wanted.argmax(dim=-1)).all()
 
 
+def test_what_a_row_takes_is_the_weighted_sum_of_what_stands_at_the_keys():
+    net = rival(keys=4, context=2, values=3).eval()
+    row = AttentionMap.from_cells(torch.rand(2, 4, dtype=torch.float64), words(4)).normalize()
+    context = torch.randn(2, 2, dtype=torch.float64)
+    values = torch.randn(2, 4, 3, dtype=torch.float64)
+    found = net(row, context, values)[:, 0, 0, 0].tolist()
+    for at in range(2):
+        weights = row.weights[at, 0, 0, 0]
+        each = [torch.nn.functional.layer_norm(one, (3,)) for one in values[at]]
+        taken = sum(w * one for w, one in zip(weights, each, strict=True))
+        beside = [*torch.nn.functional.layer_norm(context[at], (2,)).tolist(), *taken.tolist()]
+        assert found[at] == pytest.approx(slow_logit(net, (weights * 4).tolist(), beside))
+
+
+def test_what_stands_at_the_keys_is_not_what_the_model_may_change():
+    net = rival(keys=4, values=3)
+    scores = torch.randn(3, 1, 1, 1, 4, dtype=torch.float64, requires_grad=True)
+    values = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
+    attention = AttentionMap.from_scores(scores, words(4))
+    target = AttentionMap.from_cells(torch.rand(3, 4, dtype=torch.float64), words(4)).normalize()
+    for loss in (tell_apart, deceive):
+        loss(net, attention, target, values=values).total.backward()
+    assert values.grad is None and scores.grad is not None and scores.grad.any()
+
+
+@pytest.mark.parametrize("sees", ["mean", "attended"])
+def test_only_a_rival_that_sees_what_a_map_takes_can_teach_where_to_look(sees: str) -> None:
+    """Each sample has one key A and one key B somewhere among others: the mean is always the same.
+
+    The model looks at B at first and should look at A. To a rival that knows the mean alone, a
+    sharp map is as good on B.
+    """
+    drawn = torch.Generator().manual_seed(0)
+    kinds = torch.tensor([0, 1, 2, 2, 2, 2])
+    order = torch.stack([torch.randperm(6, generator=drawn) for _ in range(64)])
+    values = torch.eye(3)[kinds[order]]
+    target = AttentionMap.from_cells(values[..., 0] * 0.94 + 0.01, words(6))
+    liking = torch.tensor([0.0, 1.0, 0.0], requires_grad=True)
+    torch.manual_seed(0)
+    attended = {"values": values} if sees == "attended" else {}
+    net = Discriminator(6, 3, hidden=32, dropout=0.0, values=3 if attended else 0)
+    ours = torch.optim.Adam([liking], 0.05)
+    theirs = torch.optim.Adam(net.parameters(), 0.01, betas=(0.5, 0.999))
+
+    def look() -> AttentionMap:
+        return AttentionMap.from_scores((values @ liking)[:, None, None, None], words(6))
+
+    for _ in range(150):
+        attention = look()
+        theirs.zero_grad()
+        tell_apart(net, attention, target, values.mean(dim=1), **attended).mean().backward()
+        theirs.step()
+        ours.zero_grad()
+        deceive(net, attention, target, values.mean(dim=1), **attended).mean().backward()
+        ours.step()
+    on_a = float((look().weights[:, 0, 0, 0] * values[..., 0]).sum(dim=-1).mean().detach())
+    assert on_a > 0.8 if sees == "attended" else on_a < 0.3
+
+
 def test_half_precision_is_judged_in_full():
     net = Discriminator(3).to(torch.bfloat16)
     loss = tell_apart(net, rows_of([0.2, 0.3, 0.5]), rows_of([1.0, 0.0, 0.0]))
@@ -187,3 +246,5 @@ def test_maps_and_contexts_of_another_size_are_refused():
         Discriminator(3, context=4)(rows_of([0.2, 0.3, 0.5]))
     with pytest.raises(ValueError, match="made for a context of 0 numbers a sample was given 2"):
         Discriminator(3)(rows_of([0.2, 0.3, 0.5]), torch.zeros(1, 2))
+    with pytest.raises(ValueError, match="values of 4 numbers a key was given 0; make it with"):
+        Discriminator(3, values=4)(rows_of([0.2, 0.3, 0.5]))

@@ -80,6 +80,15 @@ class Over(Enum):
     BOTH = "both"
 
 
+class Sees(Enum):
+    """What a discriminator is given beside a map: the `mean` of the sample's features alone, or
+    also what the map takes from them, `attended`.
+    """
+
+    MEAN = "mean"
+    ATTENDED = "attended"
+
+
 class Start(Enum):
     """What the second training begins with."""
 
@@ -221,7 +230,7 @@ class Supervise:
     """What attention is taught, how far from it counts, and how much.
 
     `weight` multiplies the scale found (gamma and beta of section 3.3), or is the weight itself.
-    `rival` is the rate of the discriminator.
+    `rival` is the rate of the discriminator, `sees` what it is given.
     """
 
     target: Target = Target.SURROGATE
@@ -231,6 +240,7 @@ class Supervise:
     weight: float = 1.0
     start: Start = Start.SCRATCH
     rival: float = field(default=1e-3, metadata={"low": 0})
+    sees: Sees = Sees.MEAN
 
 
 ONCE = Train()

@@ -16,7 +16,7 @@ from overt.errors import BadInput
 from overt.models.answering.vqa import Asked
 from overt.models.cnn import Cells
 from overt.models.text import Words
-from overt.recipes.ssa.recipe import Counts, Distance, Target
+from overt.recipes.ssa.recipe import Counts, Distance, Sees, Target
 from overt.recipes.ssa.recipe import Supervise as Plan
 from overt.supervise import Discriminator, Loss, Scale, Taught, placebo
 from overt.supervise.adversary import deceive, tell_apart
@@ -147,8 +147,9 @@ def _values(features: Any, name: str) -> tuple[Tensor, Tensor | None]:
         case Asked():
             return features.words.values, features.words.present
     raise BadInput(
-        "supervise.target=gradcam is for networks whose cells or words can be changed after they "
-        f"were encoded; {type(features).__name__} are read as a whole"
+        "supervise.target=gradcam and supervise.sees=attended are for networks whose cells or "
+        "words stand by themselves after they were encoded; "
+        f"{type(features).__name__} are read as a whole"
     )
 
 
@@ -220,9 +221,9 @@ class Lesson:
             wanted = from_data(batch, name) if source is None else source(batch.ids)
             wanted = fitted(wanted, seen)
             if self.plan.loss is Distance.ADVERSARIAL:
-                rival, pooled = getattr(net, RIVAL + name), features.pooled()
-                far = deceive(rival, seen, wanted, pooled)
-                rivals[RIVAL + name] = tell_apart(rival, seen, wanted, pooled)
+                rival, beside = getattr(net, RIVAL + name), shown_to(self.plan, features, name)
+                far = deceive(rival, seen, wanted, *beside)
+                rivals[RIVAL + name] = tell_apart(rival, seen, wanted, *beside)
             else:
                 far = PLAIN[self.plan.loss](seen, wanted)
             if self.plan.counts is Counts.FOUND:
@@ -231,6 +232,15 @@ class Lesson:
                 losses |= scale.noted(GAMMA + name)
             losses[f"attention_{name}"] = self.plan.weight * far
         return {"model": losses, **({"rival": rivals} if rivals else {})}
+
+
+def shown_to(plan: Plan, features: Any, name: str) -> tuple[Tensor, Tensor | None]:
+    """What a discriminator is given beside a map over the span `name`: context, and values."""
+    match plan.sees:
+        case Sees.MEAN:
+            return features.pooled(), None
+        case Sees.ATTENDED:
+            return features.pooled(), _values(features, name)[0]
 
 
 def taught(
@@ -244,11 +254,14 @@ def taught(
         with resting(model), torch.no_grad():
             features: Any = model.encode(example)  # type: ignore[operator]
             output = model.decide(features)  # type: ignore[operator]
-            context = features.pooled().shape[1]
             for name in names:
                 keys = output.looking_at(name).keys
                 count = len(keys) if len(keys.spans[0].shape) > 1 else longest
-                teachers[RIVAL + name] = Discriminator(count, context, hidden=128, dropout=0.2)
+                context, values = shown_to(plan, features, name)
+                sizes = context.shape[1], 0 if values is None else values.shape[-1]
+                teachers[RIVAL + name] = Discriminator(
+                    count, sizes[0], hidden=128, dropout=0.2, values=sizes[1]
+                )
     return Taught(model, **teachers)
 
 

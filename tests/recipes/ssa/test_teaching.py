@@ -11,7 +11,7 @@ from overt.attention import AttentionMap, grid, words
 from overt.data.batch import Batch
 from overt.errors import BadInput
 from overt.recipes.ssa import teaching as ssa_teaching
-from overt.recipes.ssa.recipe import Counts, Distance, Supervise, Target
+from overt.recipes.ssa.recipe import Counts, Distance, Sees, Supervise, Target
 from overt.recipes.ssa.teaching import (
     Lesson,
     by_gradient,
@@ -181,6 +181,19 @@ def test_rivals_have_parameters_of_their_own() -> None:
     mine = found["rival"]["rival_image"].total
     left = torch.autograd.grad(mine, list(net.model.parameters()), allow_unused=True)
     assert all(one is None for one in left)
+
+
+def test_a_rival_may_be_shown_what_a_map_takes_from_the_cells() -> None:
+    plan, batch = Supervise(sees=Sees.ATTENDED), pictures()
+    net = taught(network(), plan, ("image",), batch, 0)
+    values = net.model.encode(batch).values.shape[-1]
+    assert net.rival_image.values == values
+    found = Lesson(plan, {"image": maps})(net, batch, START)
+    assert found["rival"]["rival_image"].total.isfinite()
+    gradient = torch.autograd.grad(found["model"]["attention_image"].total, net.model.inner.weight)
+    assert gradient[0].abs().sum() > 0
+    with pytest.raises(BadInput, match=r"sees=attended are for networks whose cells.*str are read"):
+        ssa_teaching._values("texts as a whole", "text")
 
 
 def test_several_right_answers_count_as_much_as_each_is_right() -> None:
