@@ -76,19 +76,36 @@ def precision_area(
 
     Points are at each distinct score, and at recall 0 with precision 1. NaN without a truth.
     """
+    gained, precision, opening, row = _falling(scores, truth, seen)
+    previous = precision.roll(1).masked_fill(opening, 1)
+    area = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
+    area = area.scatter_add(0, row, gained * (precision + previous) / 2)
+    return area / (truth & seen).sum(dim=-1)
+
+
+def average_precision(
+    scores: Float[Tensor, "b k"], truth: Bool[Tensor, "b k"], seen: Bool[Tensor, "b k"]
+) -> Float[Tensor, " b"]:
+    """The mean precision at which the truth is found, by steps at each distinct score."""
+    gained, precision, _, row = _falling(scores, truth, seen)
+    area = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
+    return area.scatter_add(0, row, gained * precision) / (truth & seen).sum(dim=-1)
+
+
+def _falling(
+    scores: Float[Tensor, "b k"], truth: Bool[Tensor, "b k"], seen: Bool[Tensor, "b k"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """At each distinct score, from the highest: what is found there of the truth, the precision so
+    far, whether it is the first of its row, and the row."""
     k = scores.shape[1]
     falling = -scores.detach().double().masked_fill(~seen, -torch.inf)
     order = _order(falling)
     sizes, starts = _groups(falling.gather(-1, order))
     ends = starts + sizes - 1
-    right = (truth & seen).double()
-    found = right.gather(-1, order).cumsum(dim=-1).flatten()[ends]
-    precision, row = found / (ends % k + 1), starts // k
+    found = (truth & seen).double().gather(-1, order).cumsum(dim=-1).flatten()[ends]
     opening = starts % k == 0
-    before, previous = found.roll(1).masked_fill(opening, 0), precision.roll(1)
-    step = (found - before) * (precision + previous.masked_fill(opening, 1)) / 2
-    area = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
-    return area.scatter_add(0, row, step) / right.sum(dim=-1)
+    gained = found - found.roll(1).masked_fill(opening, 0)
+    return gained, found / (ends % k + 1), opening, starts // k
 
 
 def inversions(values: Int[Tensor, "b k"]) -> Int[Tensor, " b"]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from overt.attention import AttentionMap, Form, Kind
 from overt.measure.cells import top_share
 from overt.measure.measured import Measured, defined, measured, rows
-from overt.measure.ranks import precision_area
+from overt.measure.ranks import average_precision, precision_area, roc_area
 
 
 def hardened(attention: AttentionMap, generator: torch.Generator, share: float) -> AttentionMap:
@@ -39,11 +39,38 @@ def token_auprc(attention: AttentionMap, rationale: AttentionMap) -> Measured:
     """The area under precision over recall when words are taken from the most attended on.
 
     As ERASER computes it: points at each distinct weight, joined by straight lines. Chance is about
-    the share of words that the rationale has, not a half. Not defined without a rationale.
+    the share p of words that the rationale has, not a half, but for ties: lines reward them, and a
+    map without any order gets (1 + p) / 2. Compare maps with ties by `token_ap` or `token_auc`. Not
+    defined without a rationale.
     """
     ours, theirs, seen = rows(attention, rationale)
     there = (theirs > 0).any(dim=-1) & (ours != 0).any(dim=-1)
     return defined(precision_area(ours, theirs > 0, seen).clamp(0, 1), there)
+
+
+@measured("token AP", "share", higher_is_better=True, low=0.0, high=1.0)
+def token_ap(attention: AttentionMap, rationale: AttentionMap) -> Measured:
+    """Average precision: how many words are right, at each of those of the rationale in turn.
+
+    The area of `token_auprc` by steps in the place of lines, as scikit-learn has it. A map without
+    any order gets the share of words that the rationale has.
+    """
+    ours, theirs, seen = rows(attention, rationale)
+    there = (theirs > 0).any(dim=-1) & (ours != 0).any(dim=-1)
+    return defined(average_precision(ours, theirs > 0, seen).clamp(0, 1), there)
+
+
+@measured("token AUC", "share", higher_is_better=True, low=0.0, high=1.0)
+def token_auc(attention: AttentionMap, rationale: AttentionMap) -> Measured:
+    """How often a word of the rationale has more weight than another word; ties count by half.
+
+    0.5 is chance, however many words people mark. Not defined where all words are marked.
+    """
+    ours, theirs, seen = rows(attention, rationale)
+    marked = theirs > 0
+    rest = seen & ~marked
+    there = marked.any(dim=-1) & rest.any(dim=-1) & (ours != 0).any(dim=-1)
+    return defined(roc_area(ours, marked.double(), rest.double()), there)
 
 
 @measured("token precision", "share", higher_is_better=True, low=0.0, high=1.0)

@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import (
     auc,
+    average_precision_score,
     f1_score,
     jaccard_score,
     precision_recall_curve,
     precision_score,
     recall_score,
+    roc_auc_score,
 )
 
 from overt.attention import AttentionMap, words
@@ -24,6 +26,7 @@ from overt.measure import (
     token_recall,
     uniform,
 )
+from overt.measure.rationales import token_ap, token_auc
 
 
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 2**31))
@@ -44,6 +47,33 @@ def test_the_area_is_that_of_eraser(k, levels, seed):
             continue
         precision, recall, _ = precision_recall_curve(there.numpy(), weights[b][seen[b]].numpy())
         assert float(found[b]) == pytest.approx(auc(recall, precision), abs=1e-6)
+
+
+@given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 2**31))
+def test_steps_and_ranks_are_those_of_sklearn(k, levels, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randint(1, 2**levels + 1, (5, k), generator=generator).float()
+    truth = torch.rand(5, k, generator=generator) > 0.6
+    seen = torch.rand(5, k, generator=generator) > 0.2
+    maps = (
+        AttentionMap.from_cells(weights, words(k), seen),
+        AttentionMap.from_cells(truth.float(), words(k)),
+    )
+    for ours, foreign in ((token_ap, average_precision_score), (token_auc, roc_auc_score)):
+        found = ours(*maps)
+        for b in range(5):
+            there, given = truth[b][seen[b]].numpy(), weights[b][seen[b]].numpy()
+            if not there.any() or (ours is token_auc and there.all()):
+                assert found[b].isnan()
+            else:
+                assert float(found[b]) == pytest.approx(foreign(there, given), abs=1e-6)
+
+
+def test_a_map_without_any_order_is_chance_but_for_straight_lines():
+    truth = AttentionMap.from_cells(torch.tensor([[1.0, 0, 0, 0]]), words(4))
+    even = uniform(truth)
+    assert token_ap(even, truth).tolist() == [0.25] and token_auc(even, truth).tolist() == [0.5]
+    assert token_auprc(even, truth).tolist() == [0.625]  # (1 + 1/4) / 2
 
 
 def test_chosen_words_agree_with_sklearn(generator):
@@ -98,5 +128,14 @@ def test_a_soft_map_is_hardened_to_its_share(generator):
 
 def test_the_best_map_scores_one():
     truth = AttentionMap.from_cells(torch.tensor([[0.0, 1.0, 1.0, 0.0]]), words(4))
-    for measure in (token_auprc, token_f1, token_iou, token_precision, token_recall, iou_f1):
+    for measure in (
+        token_auprc,
+        token_ap,
+        token_auc,
+        token_f1,
+        token_iou,
+        token_precision,
+        token_recall,
+        iou_f1,
+    ):
         assert measure(truth, truth).tolist() == [1]
