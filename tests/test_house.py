@@ -14,7 +14,7 @@ PACKAGE = ROOT / "overt"
 
 # A module may import from its own room and from rooms to the left of it.
 ORDER = "errors files geometry attention capture data models supervise measure train show testing"
-ROOMS = [*ORDER.split(), "recipes", "cli", "__main__"]
+ROOMS = [*ORDER.split(), "recipes", "serve", "cli", "__main__"]
 
 HEAVY = set("torch numpy scipy transformers tokenizers PIL accelerate matplotlib fastapi".split())
 HEAVY |= {"jaxtyping", "safetensors"}

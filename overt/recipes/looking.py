@@ -82,13 +82,13 @@ def look(
     folder = locate(name, say)
     given = read(inputs)
     subject = open_model(folder, name)
-    subject.model.to(_device(device))
+    subject.model.to(place(device))
     viewed = view(subject, given, wish)
     write(out, viewed)
     return viewed
 
 
-def _device(name: str) -> Any:
+def place(name: str) -> Any:
     """The device of this name, which has to be here; `auto` is a card if there is one."""
     import torch
 

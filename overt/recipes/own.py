@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from overt.models.output import Output
     from overt.show.panel import Choice, Panel
 
-MAPS = ("raw", "gradient", "search")
+MAPS = {
+    "raw": "the attention of the network itself",
+    "gradient": "how much the answer hangs on each cell and word",
+    "search": "attention on the masked input on which the network is surest of its answer",
+}
 PROBES = 50  # of a search
 SEARCHED = 4  # cells of a feature map's side that a search removes as one, at most so many a side
 
@@ -61,7 +65,8 @@ def view_spoken(
 ) -> tuple[list["Panel"], list["Choice"], list[str], list[tuple[str, float]]]:
     """A panel for each map, what is drawn large of it, notes, and the answers with their chances.
 
-    A network that attends to nothing has no panel for `raw`.
+    A network that attends to nothing has no panel for `raw`. A map without the layer, head or query
+    that is wished for is left out, unless none has it.
     """
     from overt.show.panel import choose, panel
 
@@ -72,15 +77,21 @@ def view_spoken(
         )
     seen = see(subject, given)
     found, notes = maps(subject.model, seen, wish.way)
-    panels, choices = [], []
+    panels, choices, refused = [], [], []
     for title, attention in found.items():
         photos = {} if given.photo is None else {"image": given.photo}
         count = attention.values.shape[1]
         layers = [title] if count == 1 else [f"hop {number}" for number in range(count)]
         shown = panel(attention, title, layers, photos=photos, about=_size(attention))
         layer = int(wish.layer) if wish.layer and wish.layer.lstrip("-").isdigit() else None
+        try:
+            choices.append(choose(shown, layer, wish.head, wish.query))
+        except BadInput as error:
+            refused.append(error)
+            continue
         panels.append(shown)
-        choices.append(choose(shown, layer, wish.head, wish.query))
+    if refused and not panels:
+        raise refused[0]
     told = [*subject.notes, *unknown(seen.batch), *notes]
     return panels, choices, told, answers(subject, seen.output)
 
@@ -209,7 +220,7 @@ def maps(model: Any, seen: Seen, way: str) -> tuple[dict[str, "AttentionMap"], l
     """The maps of this name by title, and what to know of them; here a name becomes code."""
     match way:
         case "gradient":
-            return slopes(model, seen), ["Shown: how much the answer hangs on each cell and word."]
+            return slopes(model, seen), [f"Shown: {MAPS[way]}."]
         case "search":
             return searched(model, seen)
     return attended(model, seen), []

@@ -70,10 +70,14 @@ def told(
 
 
 class Photos:
-    """The photos of a page, each once, as addresses that need no network."""
+    """The photos of a page, each once, as addresses that need no network.
 
-    def __init__(self) -> None:
+    Large ones are made smaller. `lossless` keeps every pixel of the others as it is.
+    """
+
+    def __init__(self, lossless: bool = False) -> None:
         self.addresses: list[str] = []
+        self.kind = "png" if lossless else "jpeg"
         self._known: dict[bytes, int] = {}
 
     def number(self, photo: UInt8[np.ndarray, "y x 3"]) -> int:
@@ -83,9 +87,9 @@ class Photos:
             picture = Image.fromarray(photo)
             picture.thumbnail((SIDE, SIDE))
             stream = io.BytesIO()
-            picture.save(stream, format="JPEG", quality=88)
+            picture.save(stream, format=self.kind.upper(), quality=88)
             self._known[key] = len(self.addresses)
-            self.addresses.append(data_uri(stream.getvalue(), "jpeg"))
+            self.addresses.append(data_uri(stream.getvalue(), self.kind))
         return self._known[key]
 
 

@@ -4,6 +4,7 @@ What is drawn large is a choice of layer, head and query, said above it. Weights
 are: what goes to neither picture nor text, such as a separator, is listed and never left out.
 """
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +62,14 @@ def save(path: Path, panels: Sequence[Panel], choices: Sequence[Choice] | None =
     else:
         raise BadInput(f"{path} is no kind of view: its name ends in .png, .svg or .html.")
     return path
+
+
+def png(panels: Sequence[Panel], choices: Sequence[Choice]) -> bytes:
+    """The picture that `save` writes, as bytes."""
+    stream = io.BytesIO()
+    with _settings():
+        figure(panels, choices).savefig(stream, format="png", dpi=144, metadata={"Software": None})
+    return stream.getvalue()
 
 
 @contextmanager

@@ -89,6 +89,9 @@ function drawPanels(data, place, hooks) {
     slider.addEventListener("input", () => { state.layer = Number(slider.value); draw(); });
     choice.addEventListener("change", () => { state.head = choice.value === "" ? null : Number(choice.value); draw(); });
     mean.addEventListener("click", () => { state.query = null; draw(); });
+    slider.parentNode.hidden = panel.layers.length === 1; // what leaves no choice is not offered
+    choice.parentNode.hidden = panel.heads === 1;
+    mean.hidden = queries === 1;
     const now = make("p", "now", section);
     now.setAttribute("aria-live", "polite");
 
@@ -97,14 +100,14 @@ function drawPanels(data, place, hooks) {
     const query = () => (state.hover === undefined ? state.query : state.hover);
 
     const redraw = [];
-    if (!panel.same) {
+    if (!panel.same && queries > 1) {
       make("h3", "", section, "Looking from");
       axis(panel.queries, true, false);
       make("h3", "", section, "Looking at");
     }
     axis(panel.keys, panel.same, true);
     const pictures = panel.keys.blocks.filter((block) => block.kind === "grid");
-    if (!pictures.length) table();
+    if (!pictures.length && queries > 1) table();
     if (panel.layers.length * panel.heads > 1) tiles();
 
     // what stands along an axis: as something to choose a query from, to show weights on, or both
@@ -117,10 +120,11 @@ function drawPanels(data, place, hooks) {
           const parts = block.kind === "text" ? block.parts : block.at.map((at) => [side.names[at], at]);
           let start = 0; // pieces of a text are all of it, so they say where in it they stand
           for (const [piece, at] of parts) {
-            const range = block.kind === "text" ? [start, start + piece.length] : null;
+            const length = [...piece].length; // in characters, as Python counts
+            const range = block.kind === "text" ? [start, start + length] : null;
             if (at < 0) inside.append(piece);
             else token(inside, piece, at, from, onto, block.kind === "text" ? parts : null, range);
-            start += piece.length;
+            start += length;
           }
         }
       }
@@ -364,7 +368,8 @@ function drawPanels(data, place, hooks) {
       const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3).filter((at) => weights[at] > 0);
       const name = (names, at) => `${names[at].trim() || "·"}`;
       now.replaceChildren();
-      make("b", "", now, query() === null ? "The mean of all queries" : name(panel.queries.names, query()));
+      if (queries === 1) make("b", "", now, "It");
+      else make("b", "", now, query() === null ? "The mean of all queries" : name(panel.queries.names, query()));
       now.append(` looks most at ${best.map((at) => `${name(panel.keys.names, at)} ${weights[at].toFixed(3)}`).join(", ") || "nothing"}`);
       const head = panel.heads === 1 ? "" : state.head === null ? `, mean of ${panel.heads} heads` : `, head ${state.head}`;
       now.append(make("br"), make("small", "", null, `${panel.layers[state.layer]}${head}`));

@@ -1,0 +1,76 @@
+"""From a question to a reply: answers with their chances, panels to draw, the code behind them."""
+
+import math
+import time
+from typing import Any
+
+from overt.recipes.looking import Viewed, view
+from overt.recipes.opening import Subject
+from overt.serve.questions import MOST_WEIGHTS, Question
+
+
+def reply(subject: Subject, folder: str, question: Question) -> dict[str, Any]:
+    """Everything that a page shows of one model's answer, as plain values."""
+    from overt.show.browse import Photos, told
+
+    began = time.perf_counter()
+    viewed = view(subject, question.given(), question.wish())
+    photos = Photos()
+    drawn = told(viewed.panels, viewed.choices, photos, MOST_WEIGHTS)
+    return {
+        "model": question.model,
+        "answers": [
+            {"name": name, "chance": None if math.isnan(chance) else round(chance, 6)}
+            for name, chance in viewed.answers
+        ],
+        "notes": list(viewed.notes),
+        "view": {
+            **drawn,
+            "photos": photos.addresses,
+            "removed": {"without": question.without, "unsaid": question.unsaid},
+        },
+        "code": code(folder, question),
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+
+
+def picture(subject: Subject, question: Question) -> bytes:
+    """The same view as a PNG."""
+    from overt.errors import BadInput
+    from overt.show import look as drawing
+
+    viewed: Viewed = view(subject, question.given(), question.wish())
+    if not viewed.panels:
+        raise BadInput(f"{subject.name} attends to nothing, so there is no map to draw.")
+    return drawing.png(viewed.panels, viewed.choices)
+
+
+def code(folder: str, question: Question) -> str:
+    """Lines of Python that show the same in a file; the picture is the one that was given."""
+    inputs = (["photo.png"] if question.picture is not None else []) + (
+        [question.text] if question.text else []
+    )
+    wish = {
+        name: value
+        for name, value in (
+            ("layer", question.layer),
+            ("head", question.head),
+            ("query", question.query or None),
+            ("way", question.map if question.map != "raw" else None),
+        )
+        if value is not None
+    }
+    wanted = ", ".join(f"{name}={value!r}" for name, value in wish.items())
+    given = f"looking.read({inputs!r})"
+    if question.without or question.unsaid:
+        gone = f"without={tuple(question.without)!r}, unsaid={tuple(question.unsaid)!r}"
+        given = f"replace({given}, {gone})"
+    lines = [
+        "from dataclasses import replace" if given.startswith("replace") else "",
+        "from pathlib import Path",
+        "from overt.recipes import looking",
+        f"model = looking.open_model(looking.locate({folder!r}))",
+        f"seen = looking.view(model, {given}, looking.Wish({wanted}))",
+        'looking.write(Path("view.html"), seen)',
+    ]
+    return "\n".join(line for line in lines if line)

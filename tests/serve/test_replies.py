@@ -1,0 +1,105 @@
+import runpy
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from overt.errors import BadInput
+from overt.recipes import own
+from overt.recipes.opening import open_model
+from overt.serve.questions import Question
+from overt.serve.replies import code, picture, reply
+from overt.serve.shelf import Shelf, offer
+from tests.recipes import foreign
+from tests.serve.conftest import PHOTO
+
+
+@pytest.fixture(scope="module")
+def shelf(demo: Path) -> Shelf:
+    return Shelf(offer([str(demo)]))
+
+
+def test_a_reply_is_what_the_network_says(shelf: Shelf, ask):
+    asked = Question(**ask())
+    found = reply(shelf.subject("soft"), "runs/soft", asked)
+    seen = own.see(shelf.subject("soft"), asked.given())
+    chances = seen.output.prediction[0].softmax(-1)
+    assert found["answers"][0]["chance"] == pytest.approx(float(chances.max()), abs=1e-6)
+    assert [one["title"] for one in found["view"]["panels"]] == ["on the picture", "in the words"]
+    assert found["view"]["photos"][0].startswith("data:image/jpeg")
+    assert found["seconds"] >= 0
+
+
+def test_what_is_removed_changes_the_answer_and_is_told_to_the_page(shelf: Shelf, ask):
+    subject = shelf.subject("soft")
+    whole = reply(subject, "soft", Question(**ask()))
+    left = reply(subject, "soft", Question(**ask(unsaid=[(5, 11)], without=[(0, 0, 1, 0.5)])))
+    assert left["answers"] != whole["answers"]
+    assert left["view"]["removed"] == {"without": [(0, 0, 1, 0.5)], "unsaid": [(5, 11)]}
+
+
+def test_a_picture_is_a_picture(shelf: Shelf, ask):
+    made = picture(shelf.subject("soft"), Question(**ask()))
+    assert made.startswith(b"\x89PNG") and len(made) > 5000
+
+
+def test_a_network_that_attends_to_nothing_has_no_picture(tmp_path: Path, ask):
+    from overt.models import VQA, Blind, Sizes
+    from overt.recipes.opening import Subject
+    from overt.recipes.spoken import Spoken
+
+    class Mute(VQA):
+        def decide(self, features, mask=None):
+            from overt.models import Output
+
+            return Output(super().decide(features, mask).prediction)
+
+    net = Mute(Sizes(20, 3, cell=4, word=4, question=4, hidden=4), Blind()).eval()
+    subject = Subject("mute", net, spoken=Spoken("VQA", ("a", "b", "c"), ("what",), (32, 32)))
+    found = reply(subject, "mute", Question(**ask()))
+    assert found["answers"] and found["view"]["panels"] == []
+    with pytest.raises(BadInput, match="attends to nothing"):
+        picture(subject, Question(**ask()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"map": "gradient"}, {"head": 1}, {"unsaid": [(5, 11)], "without": [(0, 0, 1, 0.5)]}],
+)
+def test_the_code_that_is_shown_shows_the_same(
+    demo: Path, tmp_path: Path, ask, monkeypatch, changes: dict
+):
+    asked = Question(**ask(**changes))
+    lines = code(str(demo / "soft"), asked)
+    assert len(lines.splitlines()) <= 6
+    Image.fromarray(PHOTO).save(tmp_path / "photo.png")
+    (tmp_path / "shown.py").write_text(lines)
+    monkeypatch.chdir(tmp_path)
+    seen = runpy.run_path("shown.py")["seen"]
+    assert "overt look" in (tmp_path / "view.html").read_text()
+    found = reply(open_model(demo / "soft" / "model"), "soft", asked)
+    assert [one["title"] for one in found["view"]["panels"]] == [one.title for one in seen.panels]
+    assert found["answers"][0]["name"] == seen.answers[0][0]
+
+
+def test_a_long_text_is_answered_by_one_query(tmp_path: Path, monkeypatch):
+    from overt.serve import questions
+
+    monkeypatch.setattr(questions, "MOST_WEIGHTS", 200)
+    folder = foreign.Shelf(tmp_path)["gpt2"]
+    shelf = Shelf(offer([str(folder)]))
+    text = "the small red ball lies on the grassland"
+    [name] = shelf.names
+    found = reply(shelf.subject(name), name, Question(model=name, text=text, query="ball"))
+    [panel] = found["view"]["panels"]
+    assert len(panel["queries"]["names"]) == 1 and "one query" in panel["about"]
+
+
+def test_words_and_parts_are_covered_for_a_model_of_other_people(tmp_path: Path):
+    folder = foreign.Shelf(tmp_path)["bert"]
+    shelf = Shelf(offer([str(folder)]))
+    [name] = shelf.names
+    text = "the small red ball"
+    asked = Question(model=name, text=text, unsaid=[(10, 13)])
+    found = reply(shelf.subject(name), name, asked)
+    assert any("[MASK]" in note or "gone" in note for note in found["notes"])
