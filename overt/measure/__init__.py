@@ -91,6 +91,8 @@ from overt.measure.randomised import (
 from overt.measure.rationales import (
     hardened,
     iou_f1,
+    token_ap,
+    token_auc,
     token_auprc,
     token_f1,
     token_iou,
@@ -120,6 +122,9 @@ from overt.measure.robustness import (
     pgd,
     still,
 )
+from overt.measure.scorecards.card import Difference, Scorecard, over_runs
+from overt.measure.scorecards.catalogue import catalogue
+from overt.measure.scorecards.scoring import scorecard
 from overt.measure.segmentation import (
     binarised,
     combined,
@@ -188,6 +193,7 @@ __all__ = [
     "Attacked",
     "Contrast",
     "Curve",
+    "Difference",
     "Fall",
     "Fill",
     "Interval",
@@ -200,6 +206,7 @@ __all__ = [
     "Removed",
     "Retrained",
     "Roar",
+    "Scorecard",
     "Spread",
     "Swap",
     "Transfer",
@@ -225,6 +232,7 @@ __all__ = [
     "by_layer_and_head",
     "captions",
     "cascading",
+    "catalogue",
     "cc",
     "ceiling",
     "centre",
@@ -310,6 +318,7 @@ __all__ = [
     "otsu",
     "otsu_jaccard",
     "output_change",
+    "over_runs",
     "over_seeds",
     "over_words",
     "paired",
@@ -337,6 +346,7 @@ __all__ = [
     "roar_faithfulness",
     "root_of_product",
     "row_by_row",
+    "scorecard",
     "seed_divergence",
     "sensitivity_max",
     "sensitivity_mean",
@@ -356,6 +366,8 @@ __all__ = [
     "swapped",
     "to_mean",
     "to_zero",
+    "token_ap",
+    "token_auc",
     "token_auprc",
     "token_f1",
     "token_iou",

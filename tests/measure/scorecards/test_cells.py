@@ -1,0 +1,61 @@
+"""The last cells of a network, and what its answer rests on there."""
+
+import torch
+from torch import nn
+
+from overt.attention import AttentionMap, grid
+from overt.capture.derived.activations import class_activation
+from overt.measure.scorecards.cells import activation_map, gradient_map, last_cells
+
+
+class Net(nn.Module):
+    """Two convolutions, the mean over cells, one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 5, 2, stride=2)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.pool(self.second(self.first(images).relu())).flatten(1))
+
+
+def test_the_last_cells_are_found_and_a_pooled_vector_is_none() -> None:
+    net, images = Net(), torch.randn(2, 3, 8, 8)
+    assert last_cells(net, lambda: net(images)) is net.second
+    assert last_cells(nn.Linear(2, 2), lambda: torch.zeros(1, 2)) is None
+    assert not net.second._forward_hooks
+
+
+def test_a_layer_that_runs_twice_is_passed_over() -> None:
+    net, images = Net(), torch.randn(2, 3, 8, 8)
+
+    def twice() -> torch.Tensor:
+        net.second(net.first(images))
+        return net(images)
+
+    assert last_cells(net, lambda: net.second(net.first(images)).flatten(1)) is net.second
+    assert last_cells(net, twice) is None
+
+
+def test_after_a_mean_and_a_linear_layer_both_are_class_activation() -> None:
+    """Grad-CAM is its positive part over the number of cells; gradient times features is itself."""
+    net, images = Net(), torch.randn(2, 3, 8, 8)
+    chosen = net(images).argmax(dim=-1)
+    exact = class_activation(net, net.second, images, chosen).weights[:, 0, 0, 0]
+    found = activation_map(net, net.second, net, images, None).weights[:, 0, 0, 0]
+    torch.testing.assert_close(found, exact.clamp_min(0) / 16)
+    like = AttentionMap.from_cells(torch.ones(2, 16), grid(4, 4))
+    slope = gradient_map(net, net.second, lambda: net(images), like)
+    torch.testing.assert_close(slope, exact.abs() / 16)
+
+
+def test_a_frozen_network_has_them_too_and_no_gradient_is_left() -> None:
+    net, images = Net().requires_grad_(False), torch.randn(2, 3, 8, 8)
+    like = AttentionMap.from_cells(torch.ones(2, 16), grid(4, 4))
+    with torch.no_grad():
+        found = gradient_map(net, net.second, lambda: net(images), like)
+    assert found.shape == (2, 16) and not found.requires_grad and bool((found > 0).any())
+    assert all(weight.grad is None for weight in net.parameters())
