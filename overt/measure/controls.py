@@ -26,7 +26,8 @@ def random_map(like: AttentionMap, generator: torch.Generator) -> AttentionMap:
 def centre(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
     """A Gaussian in the middle of the picture, wherever the picture is: people look there anyway.
 
-    Its deviation is `spread` times each side of the picture. Words have a middle too.
+    Its deviation is `spread` times each side of the picture. Words have a middle too, that of the
+    words there are: padding moves nothing.
     """
     if spread <= 0:
         raise ValueError(f"a spread of {spread} has no width; take a share of the side above 0")
@@ -36,6 +37,8 @@ def centre(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
             f"only cells of one picture or words of one text have a middle, not keys of "
             f"{[span.name for span in spans]}; take .between(query, key) first"
         )
+    if len(spans[0].shape) == 1:
+        return _given(like, _middle_words(like, spread))
     heights = [_bell(side, spread) for side in spans[0].shape]
     bell = heights[0]
     for more in heights[1:]:
@@ -55,6 +58,15 @@ def mean_of_others(maps: AttentionMap) -> AttentionMap:
     weights = maps.normalize().weights.double()
     rest = (weights.sum(dim=0, keepdim=True) - weights).clamp_min(0)
     return _given(maps, rest)
+
+
+def _middle_words(like: AttentionMap, spread: float) -> Float[Tensor, "b l h q k"]:
+    """A bell over the words that each row may see."""
+    seen = like.visible
+    count = seen.sum(dim=-1, keepdim=True).clamp_min(1)
+    place = (seen.cumsum(dim=-1) - 0.5) / count - 0.5
+    bell = (-(place.square()) / (2 * spread**2)).exp()
+    return rearrange(bell, "b q k -> b 1 1 q k").expand_as(like.values)
 
 
 def _bell(side: int, spread: float) -> Float[Tensor, " n"]:

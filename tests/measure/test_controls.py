@@ -51,6 +51,15 @@ def test_the_centre_is_a_gaussian_over_the_picture():
     torch.testing.assert_close(picture, expected / expected.sum())
 
 
+def test_the_middle_of_a_text_is_that_of_its_words():
+    """Padding behind a text, as long as it may be, moves nothing."""
+    seen = torch.tensor([[True, True, True, False, False]])
+    padded = centre(AttentionMap.from_cells(torch.rand(1, 5), words(5), seen)).weights
+    alone = centre(AttentionMap.from_cells(torch.rand(1, 3), words(3))).weights
+    torch.testing.assert_close(padded[..., :3], alone)
+    assert float(alone.flatten()[1]) > float(alone.flatten()[0]) == float(alone.flatten()[2])
+
+
 def test_the_centre_keeps_off_what_may_not_be_seen():
     seen = torch.tensor([[True, True, False]])
     made = centre(AttentionMap.from_cells(torch.rand(1, 3), words(3), seen)).check()

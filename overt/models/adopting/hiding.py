@@ -74,6 +74,11 @@ def kept_keys(layout: Layouts | None, mask: Masks) -> Float[Tensor, "b k"]:
             at = torch.arange(len(keys), device=some.device)[span.index].expand(len(some), -1)
         else:
             at = span.index.to(some.device)
-        factors = torch.where(at >= 0, one.to(precise), 1)
-        kept = kept.scatter_reduce(1, at.clamp_min(0), factors, "amin")
+        # what stands nowhere goes behind the last key: among equals a gradient would be split
+        place = torch.where(at >= 0, at, len(keys))
+        spread = torch.ones(len(some), len(keys) + 1, dtype=precise, device=some.device)
+        spread = spread.scatter(1, place, one.to(precise))[:, :-1]
+        named = torch.zeros_like(spread, dtype=torch.bool)
+        named = torch.nn.functional.pad(named, (0, 1)).scatter(1, place, True)[:, :-1]
+        kept = torch.where(named & (spread <= kept), spread, kept)
     return kept

@@ -161,6 +161,16 @@ def test_masks_of_spans_become_one_factor_a_key() -> None:
         kept_keys(layout, {"image": mask["two"]})
 
 
+def test_the_gradient_of_a_mask_is_what_hiding_a_little_does() -> None:
+    """Also of the first key, and whether or not other samples have more words."""
+    layout = Layout((Span("text", (3,), torch.tensor([[0, 1, -1], [2, 1, 0]])),), 4)
+    weights = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    mask = torch.ones(2, 3, requires_grad=True)
+    (kept_keys(layout, {"text": mask}) * weights).sum().backward()
+    assert mask.grad is not None
+    assert mask.grad.tolist() == [[1.0, 2.0, 0.0], [7.0, 6.0, 5.0]]
+
+
 def test_hiding_what_no_attention_looks_at_is_an_error() -> None:
     model = tiny.adopted_vit(reduce=lambda seen: seen.within(words(17)).map(-1))
     features = model.encode(toy_batch())
