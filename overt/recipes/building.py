@@ -112,6 +112,7 @@ def experiment(
         evaluate=lambda reporter: test.evaluate(cast(models.Model, model), device),
         example=example,
         spoken=spoken(model, test.classes, reader, example),
+        judged=test.data,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from overt.data.batch import Batch
+from overt.data.source import Source as DataSet
 from overt.recipes.spoken import Spoken
 from overt.show.sample import Sample
 from overt.train import Fitted, Reporter
@@ -75,7 +76,7 @@ class Stage:
 class Experiment:
     """Everything behind a recipe, ready to run: stages first, then `evaluate`.
 
-    `spoken` says how people can ask the model, where they can.
+    `spoken` says how people can ask the model, where they can. `judged` is what it is judged on.
     """
 
     model: nn.Module
@@ -84,6 +85,7 @@ class Experiment:
     evaluate: Callable[[Reporter], Evaluation]
     example: Callable[[], Batch]
     spoken: Spoken | None = None
+    judged: DataSet | None = None
 
 
 def direction(higher_is_better: bool | None) -> str:

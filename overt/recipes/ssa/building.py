@@ -81,6 +81,7 @@ def build(recipe: SsaRecipe, context: Context) -> Experiment:
         stages=stages.all(),
         evaluate=lambda reporter: judged(judge, stages, names[0]),
         example=lambda: judge.data.batch(range(min(8, len(judge.data)))),
+        judged=judge.data,
     )
 
 
