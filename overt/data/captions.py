@@ -22,7 +22,7 @@ from overt.data.batch import Batch
 from overt.data.photos import PhotoSet, read_lines
 from overt.data.records import records
 from overt.data.splits import Split
-from overt.data.vocabulary import ABSENT, BEGIN, END, Vocabulary, pad
+from overt.data.vocabulary import ABSENT, BEGIN, END, SubWords, Vocabulary, pad
 from overt.errors import BadInput, Damaged
 from overt.files import digest
 from overt.geometry import TextGeometry
@@ -75,8 +75,9 @@ class Captions:
     """Photos and captions; an item is a caption, or with `items=each_photo` a photo.
 
     `tokens` are begin, the caption, end; `references` all captions of the photo. Words are those
-    that the captions of `train` have at least `minimum` times. With `look` the batch has pixels or
-    cached features, without it words alone.
+    that the captions of `train` have at least `minimum` times, or those of a `vocabulary` that is
+    given, sub-words perhaps. With `look` the batch has pixels or cached features, without it words
+    alone.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Captions:
         captioned: Sequence[Captioned],
         folder: Path,
         sources: Sequence[Path],
-        vocabulary: Vocabulary,
+        vocabulary: Vocabulary | SubWords,
         items: Items = each_caption,
         look: Look | None = None,
     ) -> None:
@@ -161,7 +162,7 @@ def flickr8k(
     split: str = Split.TRAIN,
     items: Items = each_caption,
     look: Look | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: Vocabulary | SubWords | None = None,
     minimum: int = 5,
     sizes: dict[Split, int] | None = SIZES,
 ) -> Captions:
@@ -196,7 +197,7 @@ def karpathy(
     name: str = "coco",
     items: Items = each_caption,
     look: Look | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: Vocabulary | SubWords | None = None,
     minimum: int = 5,
 ) -> Captions:
     """Flickr8k, Flickr30k or COCO as parted by Karpathy; `train` has what he calls restval too.

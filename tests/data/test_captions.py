@@ -16,7 +16,7 @@ from overt.data.captions import (
 from overt.data.features import Key, build
 from overt.data.images import stretch
 from overt.data.source import Source
-from overt.data.vocabulary import BEGIN, END, UNKNOWN, Vocabulary
+from overt.data.vocabulary import BEGIN, END, UNKNOWN, SubWords, Vocabulary
 from overt.errors import BadInput, Damaged
 
 PHOTOS = {"a.jpg": "train", "b.jpg": "dev", "c.jpg": "test"}
@@ -60,6 +60,18 @@ def test_words_alone_and_words_of_train(tmp_path, write_photo):
     assert small(tmp_path, "val").reader == test.reader == small(tmp_path).reader
     assert "0" not in small(tmp_path, minimum=2).reader.words
     assert small(tmp_path, vocabulary=Vocabulary(("dog",))).reader.size == 6
+
+
+def test_sub_words_stand_in_for_words(tmp_path, write_photo):
+    pytest.importorskip("tokenizers", reason="no tokenizers")
+    write(tmp_path, write_photo)
+    pieces = SubWords.build([["a", "dog", "number"]] * 3, limit=270)
+    found = small(tmp_path, "test", vocabulary=pieces)
+    batch = found.batch([0])
+    ids = batch.tokens[0][batch.token_mask[0]].tolist()
+    assert ids[0] == BEGIN and ids[-1] == END and UNKNOWN not in ids
+    assert pieces.text(ids) == "a c dog number 0 ."
+    assert [one for one in batch.text.tokens(0) if one][:3] == ["A", "c", "dog"]
 
 
 def test_an_item_a_photo(tmp_path, write_photo):

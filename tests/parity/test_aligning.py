@@ -5,6 +5,8 @@ import torch
 
 from overt.capture import generate
 from overt.measure.wording import alignment_divergence, hiding, region_effects
+from overt.models.adopting.adopted import adopt
+from overt.supervise.losses import classification
 from overt.supervise.perturb import (
     CAPTIONER,
     MASKS,
@@ -169,3 +171,18 @@ def test_words_of_any_captioner_are_analysed(make):
 
     effect = region_effects(hiding(model, told), seen.before())
     assert effect.values.shape == (2, 1, 1, 3, PATCHES) and (effect.weights > 0).any()
+
+
+def test_an_adopted_captioner_is_aligned_like_any_other():
+    model, inputs = vit_gpt2()
+    adopted = adopt(model, call=lambda net, batch: net(**batch).logits[:, -1]).eval()
+    made = Aligner(adopted, crossings(adopted, lambda: adopted(inputs)))
+    assert list(made.places) == [
+        f"model.decoder.transformer.h.{at}.crossattention" for at in (0, 1)
+    ]
+    found = align(made, lambda: classification(adopted(inputs).prediction, TOKENS[:, 3]))
+    sum(one.mean() for one in found.losses[MASKS].values()).backward(inputs=made.mask_parameters())
+    assert all(one.grad is not None for one in made.mask_parameters())
+    with torch.no_grad():
+        assert (made(inputs).prediction - adopted(inputs).prediction).abs().max() > 1e-3
+    assert found.fused.after().values.shape == (2, 2, 2, 3, PATCHES)
