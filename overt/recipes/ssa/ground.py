@@ -21,7 +21,7 @@ from overt import files
 from overt.errors import BadInput, Damaged
 from overt.recipes import folder, settings
 from overt.recipes.recipe import Context
-from overt.recipes.ssa.recipe import Over, SsaRecipe, Target
+from overt.recipes.ssa.recipe import Over, SsaRecipe, Start, Target
 
 GROUND, BASELINE, SURROGATES, TIME = "ground.json", "baseline", "surrogates", "search.json"
 WEIGHTS = "model.safetensors"
@@ -62,7 +62,8 @@ def _look_around(recipe: SsaRecipe, context: Context) -> Ground:
         theirs = held.results["settings"]
         if held.results["recipe"] != recipe.name or not alike(theirs, recipe, OF_BASELINE):
             continue
-        alone = theirs["supervise.target"] == Target.NONE.value
+        untaught = theirs["supervise.target"] == Target.NONE.value
+        alone = untaught and theirs["supervise.start"] == Start.SCRATCH.value  # else it went on
         trained = place / ("model" if alone else BASELINE)
         if baseline is None and trained.is_dir():  # else its first network was another's
             baseline = trained

@@ -294,7 +294,8 @@ class SsaRecipe:
         if name is None or isinstance(self.model, Pretrained):
             return NO_FIGURES
         taught = self.supervise
-        row = {Target.NONE: "none", Target.SURROGATE: taught.loss.value}.get(taught.target, "")
+        alone = "" if self.taught else "none"  # one that was trained on is not the paper's baseline
+        row = {Target.NONE: alone, Target.SURROGATE: taught.loss.value}.get(taught.target, "")
         return figures(str(name), row, taught.over.value)
 
     def build(self, context: Context) -> "Experiment":

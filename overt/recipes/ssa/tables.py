@@ -77,6 +77,7 @@ def tables() -> tuple[Table, ...]:
             "Scenes, where the truth is known: agreement with it before and after, and placebos.",
             (
                 row("none", ssa.ssa_scenes, Target.NONE),
+                trained_on("trained-on", ssa.ssa_scenes),
                 *(row(loss.value, ssa.ssa_scenes, Target.SURROGATE, loss) for loss in Distance),
                 *(
                     row(f"{target.value}-{loss.value}", ssa.ssa_scenes, target, loss)
@@ -132,10 +133,11 @@ def full(
     make: Maker,
     controls: tuple[tuple[Target, Distance], ...] = CONTROLS,
 ) -> tuple[Row, ...]:
-    """The five rows of Table 1 or 2, their placebos, and controls."""
+    """The five rows of Table 1 or 2, the network trained on, placebos, and controls."""
     before = f"{name}-" if name else ""
     return (
         row(f"{before}none", make, Target.NONE),
+        trained_on(f"{before}trained-on", make),
         *(row(before + loss.value, make, Target.SURROGATE, loss) for loss in PAPERS),
         *(
             row(f"{before}{target.value}-{loss.value}", make, target, loss)
@@ -185,3 +187,8 @@ def row(
     changes = [f"supervise.target={target.value}", f"supervise.loss={loss.value}"]
     changes += [f"supervise.over={over.value}"] if over is not Over.IMAGE else []
     return Row(label, make, tuple(changes), home)
+
+
+def trained_on(label: str, make: Maker) -> Row:
+    """The first network trained for as long again without any target: what time alone gives."""
+    return Row(label, make, ("supervise.target=none", "supervise.start=baseline"))

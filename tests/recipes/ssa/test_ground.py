@@ -46,6 +46,14 @@ def test_rows_stand_on_finished_runs_beside_them(run: Run) -> None:
         assert found["ours"][name] == again["ours"][name]
 
 
+def test_a_network_that_was_trained_on_is_nobodys_first(run: Run) -> None:
+    longer = "supervise.target=none", "supervise.start=baseline"
+    assert ground(run("a-trained-on", *longer)[0]) == ["None", "None"]
+    place, _ = run("mse")
+    said = files.read_json(place / ssa_ground.GROUND)["baseline"]
+    assert Path(said).parts[-3:] == ("a-trained-on", "seed-0", "baseline")
+
+
 def test_standing_on_another_changes_no_result(run: Run, tmp_path: Path, few: Path) -> None:
     run("none", "supervise.target=none")
     beside, _ = run("mse")

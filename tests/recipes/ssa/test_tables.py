@@ -50,6 +50,18 @@ def test_rows_of_one_task_share_their_ground() -> None:
     assert len({one.surrogate for one in searches.values()}) == len(searches)
 
 
+def test_training_on_is_a_row_of_its_own_without_the_papers_number() -> None:
+    for name, label in (
+        ("ssa-1", "trained-on"),
+        ("ssa-1", "minilm-trained-on"),
+        ("ssa-2", "trained-on"),
+        ("ssa-3", "yelp-trained-on"),
+        ("ssa-scenes", "trained-on"),
+    ):
+        one = rows(name)[label]
+        assert one.taught and one.supervise.target is Target.NONE and not one.paper
+
+
 def test_table_4_teaches_questions_images_and_both() -> None:
     labels = set(rows("ssa-4"))
     for data in ("easyvqa", "daquar", "vqa"):
