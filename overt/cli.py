@@ -437,6 +437,9 @@ CaptionFiles = Annotated[
 CaptionSplit = Annotated[
     str | None, typer.Option(help="train, val or test of Karpathy's files; train if not told.")
 ]
+CaptionImages = Annotated[
+    Path | None, typer.Option(help="A list of image names, one a line: only their captions.")
+]
 
 
 @data_app.command("vocabulary")
@@ -444,6 +447,7 @@ def build_vocabulary(
     captions: CaptionFiles,
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     split: CaptionSplit = None,
+    images: CaptionImages = None,
     minimum: Annotated[int, typer.Option(min=1, help="How often a word must be there.")] = 5,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many words.")] = None,
     pieces: Annotated[
@@ -453,13 +457,13 @@ def build_vocabulary(
     """Build the words that a captioner knows, or sub-words, from files of captions."""
     if pieces is not None and limit is not None:
         raise BadInput("--limit is of words and --pieces of sub-words; give one of them.")
-    _readable(captions)
+    _readable([*captions, *([] if images is None else [images])])
 
     from overt.measure.captions import building
     from overt.recipes import folder
 
     folder.usable(out)
-    read = building.corpus(captions, split)
+    read = building.corpus(captions, split, _lines(images))
     known: building.Known = (
         building.words_of_captions(read, minimum, limit)
         if pieces is None
@@ -480,9 +484,10 @@ def count_frequencies(
     ],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     split: CaptionSplit = None,
+    images: CaptionImages = None,
 ) -> None:
     """Count in how many images each n-gram is said: how rare it is to CIDEr-D as a reward."""
-    _readable([*captions, vocabulary])
+    _readable([*captions, vocabulary, *([] if images is None else [images])])
 
     from overt.data.vocabulary import load_words
     from overt.measure.captions import building
@@ -490,7 +495,7 @@ def count_frequencies(
 
     folder.usable(out)
     known = load_words(vocabulary)
-    read = building.corpus(captions, split)
+    read = building.corpus(captions, split, _lines(images))
     counted = building.frequencies(read, known)
     building.write_frequencies(out, counted, known, read)
     _show_corpus(read.sources)
@@ -502,6 +507,16 @@ def _readable(paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.exists():
             raise BadInput(f"{path} is not there.")
+
+
+def _lines(path: Path | None) -> list[str] | None:
+    """The lines of a list that are not blank; None where there is no list."""
+    if path is None:
+        return None
+
+    from overt.data.photos import read_lines
+
+    return read_lines(path)
 
 
 def _show_corpus(sources: Sequence[Mapping[str, Any]]) -> None:

@@ -39,6 +39,18 @@ def test_words_and_frequencies_by_one_command_each(captions: Path, tmp_path: Pat
         files.verify(made)
 
 
+def test_only_the_images_of_a_list_are_counted(captions: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("b\n", encoding="utf-8")
+    args = (captions, "--images", tmp_path / "train.txt")
+    code, out, err = ended("data", "vocabulary", *args, "--out", tmp_path / "w", "--minimum", 1)
+    assert code == 0 and "captions.txt  1       2" in out, err
+    words = load_words(tmp_path / "w")
+    assert words.size == 5 + 3 and "dog" not in words.decode(range(words.size))
+    end = ("--vocabulary", tmp_path / "w", "--out", tmp_path / "df")
+    code, out, err = ended("data", "frequencies", *args, *end)
+    assert code == 0 and "in 1 images" in out, err
+
+
 def test_sub_words_by_one_command(captions: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="no tokenizers")
     code, out, err = ended("data", "vocabulary", captions, "--out", tmp_path / "w", "--pieces", 270)

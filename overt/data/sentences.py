@@ -6,7 +6,7 @@ or not, as Flickr8k has it. Captions of one image stand together, since what is 
 images; where no image is named each caption is of an image of its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from overt.data.captions import PARTS
@@ -15,12 +15,17 @@ from overt.data.records import records
 from overt.data.splits import Split
 from overt.errors import BadInput, Damaged
 
+Named = tuple[str, tuple[str, ...]]  # an image and its captions
 
-def read_captions(path: Path, split: str | None = None) -> list[tuple[str, ...]]:
+
+def read_captions(
+    path: Path, split: str | None = None, only: Collection[str] | None = None
+) -> list[tuple[str, ...]]:
     """The captions of every image of a file, in the order of the file.
 
     Karpathy's files have splits, of which `split` is one and `train` the one that is read unasked;
-    other files have none, and asking for one is refused.
+    other files have none, and asking for one is refused. With `only`, images of other names are
+    left out: what is counted on test captions is no news to a test.
     """
     if not path.is_file():
         raise BadInput(f"{path} is no file of captions; give a text or a .json file.")
@@ -32,7 +37,12 @@ def read_captions(path: Path, split: str | None = None) -> list[tuple[str, ...]]
         found = _coco(path, split)
     if not found:
         raise BadInput(f"{path} has no caption{'' if split is None else f' in {split}'}.")
-    return found
+    if only is None:
+        return [texts for _, texts in found]
+    kept = [texts for name, texts in found if name in only]
+    if not kept:
+        raise BadInput(f"{path} has no caption of the {len(only)} images that were asked for.")
+    return kept
 
 
 def _has_sentences(path: Path) -> bool:
@@ -49,35 +59,36 @@ def _first(entries: Iterable[dict[str, object]]) -> Iterable[dict[str, object]]:
     return []
 
 
-def _karpathy(path: Path, split: str | None) -> list[tuple[str, ...]]:
+def _karpathy(path: Path, split: str | None) -> list[Named]:
     wanted = Split.TRAIN if split is None else split
     if wanted not in PARTS:
         raise BadInput(f"{path} has train, val and test, not {split!r}.")
     found = []
     for number, entry in enumerate(records(path, "images")):
         match entry:
-            case {"split": str(part), "sentences": [_, *_] as said}:
+            case {"filename": str(name), "split": str(part), "sentences": [_, *_] as said}:
                 texts = [one.get("raw") if isinstance(one, dict) else None for one in said]
             case _:
-                raise Damaged(f"{path}: entry {number} has no split and sentences.")
+                raise Damaged(f"{path}: entry {number} has no filename, split and sentences.")
         if part in PARTS[Split(wanted)]:
-            found.append(tuple(_text(path, f"entry {number}", text) for text in texts))
+            found.append((name, tuple(_text(path, f"entry {number}", text) for text in texts)))
     return found
 
 
-def _coco(path: Path, split: str | None) -> list[tuple[str, ...]]:
+def _coco(path: Path, split: str | None) -> list[Named]:
     _no_split(path, split)
-    found: dict[object, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for number, entry in enumerate(records(path, "annotations")):
         match entry:
             case {"image_id": int() | str() as image, "caption": text}:
-                found.setdefault(image, []).append(_text(path, f"annotation {number}", text))
+                text = _text(path, f"annotation {number}", text)
+                found.setdefault(str(image), []).append(text)
             case _:
                 raise Damaged(f"{path}: annotation {number} has no image_id and caption.")
-    return [tuple(texts) for texts in found.values()]
+    return [(image, tuple(texts)) for image, texts in found.items()]
 
 
-def _lines(path: Path, split: str | None) -> list[tuple[str, ...]]:
+def _lines(path: Path, split: str | None) -> list[Named]:
     _no_split(path, split)
     found: dict[str, list[str]] = {}
     named: bool | None = None
@@ -89,9 +100,9 @@ def _lines(path: Path, split: str | None) -> list[tuple[str, ...]]:
                 "before it do not agree; write IMAGE<tab>caption on every line or on none."
             )
         named = bool(tab)
-        key = image.rpartition("#")[0] or image if tab else str(number)
+        key = image.rpartition("#")[0] or image if tab else f"line {number}"
         found.setdefault(key, []).append(_text(path, f"line {number}", text if tab else line))
-    return [tuple(texts) for texts in found.values()]
+    return [(image, tuple(texts)) for image, texts in found.items()]
 
 
 def _no_split(path: Path, split: str | None) -> None:

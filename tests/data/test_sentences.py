@@ -61,11 +61,24 @@ def test_lines_are_captions_with_or_without_an_image(tmp_path):
         read_captions(alone, "train")
 
 
+def test_images_by_name_alone(tmp_path):
+    named = written(tmp_path, "two.txt", "a.jpg#0\tA dog.\nb.jpg\tA bird.\na.jpg#1\tA cat.\n")
+    assert read_captions(named, only={"a.jpg", "z.jpg"}) == [("A dog.", "A cat.")]
+    assert read_captions(written(tmp_path, "c.json", COCO), only=["8"]) == [("A bird.",)]
+    assert read_captions(written(tmp_path, "k.json", KARPATHY), only=["b"]) == [("Two dogs.",)]
+    with pytest.raises(BadInput, match="no caption of the 1 images"):
+        read_captions(named, only={"c.jpg"})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("a.json", {"images": [{"sentences": [{"raw": "A dog."}]}]}, "no split and sentences"),
-        ("b.json", {"images": [{"split": "train", "sentences": [{"raw": " "}]}]}, "no caption"),
+        ("a.json", {"images": [{"sentences": [{"raw": "A dog."}]}]}, "no filename, split and"),
+        (
+            "b.json",
+            {"images": [{"filename": "a", "split": "train", "sentences": [{"raw": " "}]}]},
+            "no caption",
+        ),
         ("c.json", {"annotations": [{"caption": "A dog."}]}, "no image_id"),
         ("d.json", {"annotations": [{"image_id": 1, "caption": 3}]}, "no caption"),
         ("e.json", {"other": []}, "no list called 'annotations'"),

@@ -5,7 +5,7 @@ holds its manifest and `about.json`, which says from which files it was made; on
 also holds the vocabulary whose ids they count, so that the two cannot be mixed up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,19 @@ class Corpus:
         return [text for texts in self.images for text in texts]
 
 
-def corpus(paths: Sequence[Path], split: str | None = None) -> Corpus:
-    """The captions of files in any of the formats of `read_captions`, file after file."""
+def corpus(
+    paths: Sequence[Path], split: str | None = None, only: Collection[str] | None = None
+) -> Corpus:
+    """The captions of files in any of the formats of `read_captions`, file after file.
+
+    `only` are names of images: those of training, where a file has others too.
+    """
     if not paths:
         raise BadInput("There is no file of captions to read.")
     images: list[tuple[tuple[str, ...], ...]] = []
     sources = []
     for path in paths:
-        found = read_captions(path, split)
+        found = read_captions(path, split, only)
         images += [tuple(tuple(caption_words(text)) for text in texts) for texts in found]
         captions = sum(map(len, found))
         about = {"file": path.name, "sha256": digest(path), "split": split}
