@@ -6,7 +6,8 @@ Forward and backward passes, the choice of the cells among them, in one process 
 Each section first asserts that the quick way gives the right answer. The ways take turns; a ratio
 is the median, over the rounds, of the time of all cells over that of the kept ones in that round,
 and `share` is that ratio over the ratio of floating-point operations. For the adaptive rule
-`share_of_cells` is it over all cells / mean kept. `literal` is equation 7 as it is printed, with a
+`share_of_cells` is it over all cells / mean kept; `packed` fills samples up for all but the first
+layer, `filled_up` for that too. `literal` is equation 7 as it is printed, with a
 value for every cell and torch's fused attention, on all cells, and `not_factorised` a relation
 network that sees pairs side by side. On a CPU time is CPU time.
 """
@@ -178,8 +179,11 @@ def adaptive(
 
     def spared(spare: float, rule: Rule) -> Tensor:
         before, aggregate.SPARE = aggregate.SPARE, spare
+        kept = chosen(cells, rule)
         try:
-            return module(chosen(cells, rule), question)
+            if isinstance(module, Pairwise) and isinstance(kept, Ragged):
+                return module.filled_up(kept)  # which on a CPU is asked for by nobody else
+            return module(kept, question)
         finally:
             aggregate.SPARE = before
 

@@ -28,6 +28,8 @@ KEPT = ("accuracy", "covered", "beyond_chance", "cells_kept")
 STRONG, POINT, MISSED, COLLAPSE = 0.94, 0.01, 0.9, 2.0
 LEARNED = ("gumbel-sum-16", "straight-through-sum-16", "soft-to-hard-sum-16")
 FIGURE_3 = ("rn", "han-rn", "st-rn")
+EACH = 20  # questions of a picture
+COUNTED, FOUND = 0.64, 0.9  # of relational questions, of those about one thing
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,29 @@ TABLES = {
 }
 
 
+def stopped(folder: Path) -> None:
+    """Runs that were stopped: where they stood, and after how many questions they got anywhere."""
+    for path in [one for one in (folder / "first.json", folder / "second.json") if one.is_file()]:
+        found = json.loads(path.read_text())
+        each = EACH if path.stem == "second" else 1
+        print(f"\n== {folder.name}/{path.name}: {found['note']}")
+        for name, run in sorted(found["runs"].items()):
+            last = run["validation"][-1]
+            asked = each * run["batch"]
+            counts = _first(run["validation"], 3, COUNTED, asked)
+            finds = _first(run["validation"], 2, FOUND, asked)
+            print(
+                f"{name}: step {last[0]}, one thing {last[2]:.3f}, relational {last[3]:.3f}; "
+                f"counts {counts}, finds by colour {finds}"
+            )
+
+
+def _first(rows: Sequence[Sequence[float]], column: int, level: float, asked: int) -> str:
+    """After how many million questions a validation first had that much."""
+    steps = [row[0] for row in rows if row[column] >= level]
+    return f"after {steps[0] * asked / 1e6:.2f} million" if steps else "never"
+
+
 def figure(runs: Path, out: Path) -> None:
     """Validation accuracy against seconds of training, a line a run, as figure 3."""
     import matplotlib
@@ -244,6 +269,7 @@ def main(words: Sequence[str]) -> None:
         if kept is not None:
             overview(kept)
             judge(kept)
+    stopped(HERE / "han-sortclevr-stopped")
 
 
 if __name__ == "__main__":

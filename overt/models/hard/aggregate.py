@@ -6,7 +6,8 @@ of Santoro et al. 2017, https://arxiv.org/abs/1706.01427.
 Work on pairs grows with the square of the cells, so this is where hard attention pays. Where
 samples keep unequal numbers of cells, layers run on the kept cells or pairs alone, one after
 another without gaps ("packed"), as soon as filling every sample up to the fullest would add more
-than `SPARE` to the work; below that it is not worth the copying.
+than `SPARE` to the work; below that it is not worth the copying. On a CPU the non-local operator
+fills up nothing at all, where samples keep `FEW` cells or more on average.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from overt.errors import BadInput
+from overt.models.hard.ragged import seen_by_all
 from overt.models.hard.selection import Kept, Ragged
 
 SPARE = 0.1
+FEW = 10  # cells a sample below which a call a sample takes longer than filling samples up
 
 
 @runtime_checkable
@@ -131,23 +134,44 @@ class Pairwise(nn.Module):
     def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
         """What all cells saw in all cells, summed over the cells that look."""
         if isinstance(kept, Kept):
-            values, amounts, both = kept.values, kept.weights, self.query_and_key(kept.values)
-        elif not any(kept.counts):
+            both = self.query_and_key(kept.values)
+            return self._looked(kept.values, both, kept.weights)
+        if kept.packed.is_cpu and sum(kept.counts) >= FEW * len(kept.counts):
+            both = self.query_and_key(kept.packed)
+            if both.dtype == kept.packed.dtype:  # not while torch chooses formats of its own
+                seen = seen_by_all(kept.packed, both, kept.counts, self.heads, self.scale)
+                return self._valued(seen)
+        return self.filled_up(kept)
+
+    def filled_up(self, kept: Ragged) -> Float[Tensor, "b s"]:
+        """The same for unequal samples, each filled up to the fullest: the way of a GPU."""
+        if not any(kept.counts):
             return kept.packed.new_zeros(len(kept.counts), self.width) + 0 * kept.packed.sum()
+        values = kept.filled(kept.packed)
+        if _worth_packing(kept.counts, 1):
+            both = kept.filled(self.query_and_key(kept.packed))
         else:
-            values, amounts = kept.filled(kept.packed), kept.present.to(kept.packed.dtype)
-            packed = _worth_packing(kept.counts, 1)
-            both = (
-                kept.filled(self.query_and_key(kept.packed))
-                if packed
-                else self.query_and_key(values)
-            )
+            both = self.query_and_key(values)
+        return self._looked(values, both, kept.present.to(kept.packed.dtype))
+
+    def _looked(
+        self,
+        values: Float[Tensor, "b m d"],
+        both: Float[Tensor, "b m t"],
+        amounts: Float[Tensor, "b m"] | None,
+    ) -> Float[Tensor, "b s"]:
+        """What cells side by side saw, where places count by their amounts."""
         query, key = rearrange(both, "b m (t h d) -> t b h m d", t=2, h=self.heads)
         scores = self.scale * (query @ key.mT)
         shares = _shares(scores.to(torch.promote_types(scores.dtype, torch.float32)), amounts)
-        seen = shares.to(values.dtype) @ values
-        value = rearrange(self.value.weight, "(h d) c -> h c d", h=self.heads)
-        return rearrange(rearrange(seen, "b h c -> h b c") @ value, "h b d -> b (h d)")
+        return self._valued(shares.to(values.dtype) @ values)
+
+    def _valued(self, seen: Float[Tensor, "b h c"]) -> Float[Tensor, "b s"]:
+        """The values of one mix of cells a head, side by side."""
+        values = self.value.weight.unflatten(0, (self.heads, -1))
+        return torch.cat(
+            [nn.functional.linear(seen[:, head], values[head]) for head in range(self.heads)], -1
+        )
 
     def flops(self, counts: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
         """Queries and keys, their products, the mix of cells, and one value a head."""
