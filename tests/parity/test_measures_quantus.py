@@ -91,7 +91,7 @@ def test_deletion_is_its_pixel_flipping(case):
     curve = measure.deletion_curve(decide, ours(weights), torch.Generator(), shares)
     metric = quantus.PixelFlipping(
         features_in_step=1,
-        perturb_baseline="black",
+        perturb_baseline=0.0,
         abs=False,
         return_auc_per_sample=False,
         **QUIET,
