@@ -26,7 +26,13 @@ from overt.measure.wording import (
     row_by_row,
     spoken,
 )
-from overt.supervise.perturb import Aligner, crossings
+from overt.supervise.perturb import (
+    Aligner,
+    as_printed,
+    crossings,
+    enhanced_first,
+    renormalised,
+)
 from overt.supervise.reward import log_probabilities
 from tests.models.captioning.test_captioner import TOKENS, captioner, region_batch
 
@@ -257,6 +263,27 @@ def test_masks_and_both_attentions_of_an_aligner(model):
         model(batch)
     with pytest.raises(ValueError, match="run once"):
         twice.before()
+
+
+@pytest.mark.parametrize("finish", [renormalised, as_printed, enhanced_first])
+@torch.no_grad()
+def test_what_is_hidden_is_hidden_from_an_aligner(model, finish):
+    batch = region_batch()
+    aligner = Aligner(model, crossings(model, lambda: model(batch)), finish=finish).eval()
+    keep = batch.region_mask[:, None].expand(3, 4, 5).clone()
+    keep[:, 1, 0] = False
+    found = []
+    for passing in (aligner.aligned, aligner.perturbed):
+
+        def told(passing=passing):
+            with passing() as seen:
+                result = said(model)
+            found.append(seen.after().weights)
+            return result
+
+        assert hiding(model, told)(keep).isfinite().all()
+    for weights in found:
+        assert not weights[:, :, :, 1, 0].any() and (weights[:, :, :, 2, 0] > 0).all()
 
 
 def test_the_region_each_word_looks_at(attention):
