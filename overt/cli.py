@@ -340,6 +340,76 @@ def look(
 
 
 @app.command()
+def measure(
+    context: Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL_OR_RUN",
+            help="A run, a model's folder, hf:NAME, timm:NAME, or maps: an .npz, a folder of PNGs.",
+        ),
+    ] = None,
+    data_set: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="A data set, NAME or NAME:SPLIT, or a folder of photos; of a run, its own test.",
+            autocompletion=_complete_data,
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(help="Another model, run or maps, measured on the same samples.")
+    ] = None,
+    maps: Annotated[
+        Path | None, typer.Option(help="Maps of somebody else beside those of the model.")
+    ] = None,
+    measures: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these: repeat it, or put commas between; `all` takes every one."),
+    ] = None,
+    over: Annotated[
+        str | None, typer.Option(help="What is judged, image or text; else what the truth is of.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many items.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="The folder of the scorecard; the same command goes on there.")
+    ] = Path("scorecard"),
+    portion: Annotated[int, typer.Option(min=1, max=4096, help="Items at a time.")] = 16,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List all measures and what they cannot say.")
+    ] = False,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    data: Data = None,
+) -> None:
+    """Score attention: against people, by removing parts, beside maps that know nothing."""
+    from overt.recipes import checks, measuring
+
+    if listed:
+        header = ["measure", "better", "range", "unit", "needs", "what it cannot say"]
+        _print("Measures", header, measuring.listing())
+        return
+    if model is None:
+        raise BadInput("name what to measure: a run, a model or maps; `overt measure --help`.")
+    named = tuple(_split(measures)) or None
+    wish = measuring.Wish(model, data_set, named, maps, over, limit, seed, portion)
+    measuring.check(wish, out, compare)
+    checks.device(device)
+    root = checks.data_root(data)
+    card, other = measuring.run(wish, compare, out, root, device, _command(context), _say, _Line)
+    if not _first_process():
+        return
+    _print(card.title, *card.table())
+    for note in card.notes():
+        print(note)
+    if other is not None:
+        print()
+        gaps = card.compare(other)
+        _print(f"{card.name} less {other.name}", *measuring.differences(gaps))
+    print(f"\nEverything is in {out}; open {out / measuring.PAGE} in a browser.")
+
+
+@app.command()
 def doctor(
     subject: Annotated[
         str | None,

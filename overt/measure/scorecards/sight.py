@@ -264,7 +264,8 @@ class Sight:
         layer, geometry = self._layer, self.alone.geometry
         assert isinstance(self.model, nn.Module)
         try:
-            found = cells.activation_map(self.model, layer, self.classify, self.pictures, geometry)
+            pictures = self.pictures.float()
+            found = cells.activation_map(self.model, layer, self.classify, pictures, geometry)
         except (ValueError, RuntimeError) as problem:
             raise Unasked(f"class activation was not found: {problem}") from problem
         found = found.detach()
