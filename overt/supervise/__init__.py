@@ -29,7 +29,14 @@ from overt.supervise.perturb import (
     max_pooling,
     moving_average,
 )
-from overt.supervise.reward import Critique, mean_of_all, mean_of_others, next_words, self_critical
+from overt.supervise.reward import (
+    Critique,
+    by_tokens,
+    mean_of_all,
+    mean_of_others,
+    next_words,
+    self_critical,
+)
 from overt.supervise.scale import Scale, Taught
 from overt.supervise.surrogate import Surrogates, surrogates
 from overt.supervise.targets import Targets, fitted, grad_cam, known, remembered
@@ -46,6 +53,7 @@ __all__ = [
     "Targets",
     "Taught",
     "align",
+    "by_tokens",
     "classification",
     "coral",
     "coral_as_printed",

@@ -5,12 +5,13 @@ CVPR 2017, https://arxiv.org/abs/1612.00563; eq. 11 and 12 of Fei, AAAI 2022. Re
 baselines are callables: `overt.measure.captions.Consensus` is the usual reward.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from overt.supervise.loss import Loss
@@ -84,6 +85,30 @@ class Drawn(Protocol):
     def mask(self) -> Tensor:
         """Which tokens belong to the captions."""
         ...
+
+
+Score = Callable[[Sequence[Sequence[int]], Sequence[int]], ArrayLike]
+
+
+def by_tokens(score: Score, images: Sequence[int], draws: int) -> Callable[[Drawn], Rewards]:
+    """A reward that reads the tokens of captions: `score(texts, images)`, such as a `Consensus`.
+
+    `images` are numbers of the images of a batch among all that `score` has references of, and
+    `draws` captions are drawn of each. The end is among the tokens: references must have it too.
+    """
+    of = [image for image in images for _ in range(draws)]
+
+    def reward(drawn: Drawn) -> Rewards:
+        if len(drawn.tokens) != len(of):
+            raise ValueError(
+                f"{len(drawn.tokens)} captions of {len(images)} images are not {draws} of each"
+            )
+        rows = zip(drawn.tokens.tolist(), drawn.mask.sum(dim=1).tolist(), strict=True)
+        scores = score([row[:count] for row, count in rows], of)
+        found = torch.as_tensor(scores, dtype=torch.float64).reshape(len(images), draws)
+        return found.to(drawn.tokens.device)
+
+    return reward
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from overt.measure.captions import Consensus
 from overt.models.captioning.decoding import Rules, Texts, greedy, sample
 from overt.supervise.reward import (
     Drawn,
+    by_tokens,
     given,
     log_probabilities,
     mean_of_all,
@@ -137,6 +138,20 @@ def test_self_critical_steps_raise_the_reward_of_a_captioner():
     assert sum(found[-5:]) > 1.5 * sum(found[:5])
     with torch.no_grad():
         assert isinstance(greedy(model, batch, RULES), Drawn)
+
+
+def test_tokens_are_rewarded_with_their_end_image_by_image():
+    end = RULES.end
+    references = [[[5, 6, end]], [[8, 9, end], [8, end]], [[10, 11, end]]]
+    score = Consensus(references)
+    drawn = drawing([[10, 11, end], [10, 5, 0], [5, 6, end], [5, end, 0]])
+    reward = by_tokens(score, images=[2, 0], draws=2)
+    texts = [[10, 11, end], [10, 5], [5, 6, end], [5, end]]
+    expected = torch.from_numpy(score(texts, [2, 2, 0, 0])).view(2, 2)
+    assert torch.equal(reward(drawn), expected)
+    assert (reward(drawn)[:, 0] > reward(drawn)[:, 1]).all()
+    with pytest.raises(ValueError, match="4 captions of 3 images are not 2 of each"):
+        by_tokens(score, [0, 1, 2], 2)(drawn)
 
 
 def test_bad_rewards_are_refused():
