@@ -96,7 +96,13 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def foreign() -> list[tuple[Path, str, bool]]:
-    return [(p, *found) for p in sorted(PACKAGE.rglob("*.py")) for found in imports(p)]
+    """Every import of another package; what is at the top of `serve`, a room apart, is not."""
+    apart = PACKAGE / "serve"  # imported by the command of this name alone, which needs its extra
+    return [
+        (path, top, at_top and apart not in path.parents)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for top, at_top in imports(path)
+    ]
 
 
 providers = functools.cache(metadata.packages_distributions)  # reads every installed file list
