@@ -80,3 +80,20 @@ def test_bad_input_is_refused(written, tmp_path):
         read_judgements(key, [answered(tmp_path, "x", {("p1", "richness"): "up"})])
     with pytest.raises(Damaged, match="no answers"):
         read_judgements(key, [key])
+
+
+def test_a_judge_answers_in_a_browser_and_saves(written, tmp_path, open_page):
+    _, key = written
+    opened = open_page(tmp_path / "page.html", accept_downloads=True)
+    assert "0 of 36 answered" in opened.inner_text("#rest")
+    for answer in ("left", "right"):  # the second click takes the first back
+        opened.check(f'input[data-pair="p3"][data-aspect="relevance"][value="{answer}"]')
+    assert "1 of 36 answered" in opened.inner_text("#rest")
+    with opened.expect_download() as started:
+        opened.click("#save")
+    started.value.save_as(tmp_path / "answers.json")
+    found = read_judgements(key, [tmp_path / "answers.json"])
+    sides = json.loads(key.read_text(encoding="utf-8"))["first"]
+    row = list(sides).index("p3")
+    assert float(found["relevance"][row, 0]) == (-1 if sides["p3"] == "right" else 1)
+    assert sum(int((~one.isnan()).sum()) for one in found.values()) == 1
