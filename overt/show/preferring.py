@@ -135,7 +135,8 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; color: #1d1d1f }
 section { border-top: 1px solid #ccc; padding: 1.5rem 0 }
 img { max-width: 100%; border-radius: 4px }
-.said p { margin: .5rem 0 } .said b { color: #6e6e74; font-weight: 600; margin-right: .5rem }
+.said { display: flex; gap: 2rem } .said p { flex: 1; margin: .5rem 0 }
+.said b { display: block; color: #6e6e74; font-weight: 600 }
 fieldset { border: 0; padding: .25rem 0; display: flex; gap: 1.25rem; flex-wrap: wrap }
 legend { float: left; min-width: 18rem } label { cursor: pointer }
 button { font: inherit; padding: .5rem 1rem } #done { position: sticky; top: 0; background: #fff }
@@ -168,8 +169,8 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Which caption is better?</title><style>{style}</style></head>
 <body><h1>Which caption is better?</h1>
-<p>Look at each picture and at the two captions below it, and answer every question. Leave out what
-you cannot say. Answers stay in this page until you save them.</p>
+<p>Look at each picture and at the two captions below it, and say which is better, or neither. Leave
+out what you cannot judge. Answers stay in this page until you save them.</p>
 <p id="done"><button id="save">Save the answers</button> <span id="rest"></span></p>
 {cards}
 <script>{script}</script></body></html>
