@@ -163,11 +163,19 @@ def grounding(rounds: int) -> dict[str, Any]:
     }
 
 
+def measures(rounds: int) -> dict[str, Any]:
+    """Rank correlations of 2,000 maps with ties; the goal is to be as fast as scipy by rows."""
+    import measures_speed
+
+    return measures_speed.section(race, rounds)
+
+
 SECTIONS: dict[str, Section] = {
     "start": start,
     "scenes": scenes,
     "hard": hard,
     "grounding": grounding,
+    "measures": measures,
 }
 
 

@@ -21,7 +21,8 @@ Run = Callable[[], Float[Tensor, "b c"]]
 def last_cells(model: nn.Module, run: Run) -> nn.Module | None:
     """The last module of a run that gives out features (b, c, y, x) of more than one cell.
 
-    It has to run once: of a layer that is used again it could not be said which use is meant.
+    It has to run once: of a layer that is used again it could not be said which use is meant. The
+    first such module is none: what cuts a picture into patches for a Transformer has seen nothing.
     """
     order: list[nn.Module] = []
 
@@ -36,7 +37,7 @@ def last_cells(model: nn.Module, run: Run) -> nn.Module | None:
             handle = module.register_forward_hook(note)
             hooks.callback(handle.remove)
         run()
-    for module in reversed(order):
+    for module in reversed(order[1:]):
         if order.count(module) == 1 and shapes[module][2] * shapes[module][3] > 1:
             return module
     return None

@@ -27,6 +27,8 @@ def test_the_last_cells_are_found_and_a_pooled_vector_is_none() -> None:
     assert last_cells(net, lambda: net(images)) is net.second
     assert last_cells(nn.Linear(2, 2), lambda: torch.zeros(1, 2)) is None
     assert not net.second._forward_hooks
+    patches = nn.Sequential(nn.Conv2d(3, 4, 4, stride=4), nn.Flatten(2))
+    assert last_cells(patches, lambda: patches(images)) is None  # cut into patches, nothing more
 
 
 def test_a_layer_that_runs_twice_is_passed_over() -> None:
