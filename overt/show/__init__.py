@@ -12,7 +12,7 @@ from overt.show.overlay import Style, overlay, save_png, spotlight
 from overt.show.page import report
 from overt.show.picture import picture
 from overt.show.pointing import word_regions
-from overt.show.preferring import Pair, preference_page, read_judgements
+from overt.show.preferring import Pair, pairs_of, preference_page, read_judgements
 from overt.show.ranked import most_and_least, ranked
 from overt.show.sample import Sample, load_gallery, save_gallery
 from overt.show.text import words_html, words_svg
@@ -32,6 +32,7 @@ __all__ = [
     "load_map",
     "most_and_least",
     "overlay",
+    "pairs_of",
     "picture",
     "preference_page",
     "ranked",

@@ -23,6 +23,7 @@ from overt.errors import BadInput, Damaged
 from overt.files import read_json, write_json, write_text
 from overt.show.cards import data_uri
 from overt.show.page import POLICY
+from overt.show.sample import Sample
 
 FORMAT = "overt judgements 1"
 ASPECTS = {  # of Table 4, with what they ask
@@ -42,6 +43,19 @@ class Pair:
     image: UInt8[np.ndarray, "y x 3"]
     first: str
     second: str
+
+
+def pairs_of(first: Sequence[Sample], second: Sequence[Sample]) -> list[Pair]:
+    """Pairs from the galleries of two runs: the pictures that both describe.
+
+    `load_gallery(run)` reads one.
+    """
+    others = {one.id: one for one in second}
+    return [
+        Pair(one.id, one.image, one.prediction, others[one.id].prediction)
+        for one in first
+        if one.image is not None and one.id in others
+    ]
 
 
 def preference_page(

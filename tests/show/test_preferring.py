@@ -8,7 +8,15 @@ import torch
 
 from overt.errors import BadInput, Damaged
 from overt.measure.preference import preferred
-from overt.show.preferring import ASPECTS, FORMAT, Pair, preference_page, read_judgements
+from overt.show.preferring import (
+    ASPECTS,
+    FORMAT,
+    Pair,
+    pairs_of,
+    preference_page,
+    read_judgements,
+)
+from overt.show.sample import Sample
 
 GREY = np.full((40, 60, 3), 128, dtype=np.uint8)
 PAIRS = [Pair(f"p{n}", GREY, f"a dog <{n}>", f"a brown dog & {n}") for n in range(12)]
@@ -62,6 +70,16 @@ def test_judgements_come_back_by_pair_and_judge(written, tmp_path):
     assert found["richness"][6:, 1].isnan().all()
     table = preferred(found["richness"])
     assert (table.win, table.tie, table.lose) == (12 / 18, 5 / 18, 1 / 18)
+
+
+def test_two_runs_make_pairs_of_the_pictures_they_share():
+    def told(name, text, image=GREY):
+        return Sample(id=name, image=image, text="", prediction=text)
+
+    first = [told("a", "a dog"), told("b", "a cat"), told("c", "no picture", None)]
+    second = [told("b", "a black cat"), told("c", "none"), told("d", "a bird")]
+    (pair,) = pairs_of(first, second)
+    assert (pair.id, pair.first, pair.second) == ("b", "a cat", "a black cat")
 
 
 def test_bad_input_is_refused(written, tmp_path):
