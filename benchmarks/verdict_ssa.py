@@ -192,6 +192,16 @@ def scenes(kept: Kept) -> None:
     held = {row: kept.minus(row, "none", "mass_inside") for row in works}
     up = [row for row, one in held.items() if one is not None and one[0].low > 0]
     print(f"  with the truth as target mass rises for {up} of {works}")
+    rivals(kept)
+
+
+def rivals(kept: Kept) -> None:
+    """With the truth as target: does a rival that sees what a map takes teach where to look?"""
+    one, other = "truth-adversarial-attended", "truth-adversarial-mean"
+    if kept.seeds(one):
+        for name in ("mass_inside", "pointing"):
+            print(f"  {one} over {other}, {name}: {said(kept.minus(one, other, name))}")
+            print(f"  {one} over none, {name}: {said(kept.minus(one, 'none', name))}")
 
 
 def raised(kept: Kept, name: str, among: Sequence[int] | None) -> None:
