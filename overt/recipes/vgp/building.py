@@ -14,7 +14,7 @@ from overt.recipes.vgp import judging
 from overt.recipes.vgp.data import Parts, scenes
 from overt.recipes.vgp.recipe import Begin, Model, Photos, Scenes, VgpRecipe
 from overt.recipes.vgp.stages import Stages
-from overt.train import Reporter, processes
+from overt.train import processes
 
 CNN = ((32, 64, 64, 128), (2, 1, 2, 1))  # channels and strides: a grid of a quarter of the side
 POSITIONS = 128  # of the longest text, and of regions and the end
@@ -38,7 +38,7 @@ def build(recipe: VgpRecipe, context: Context) -> Experiment:
         model=net,
         sources=[source(one.texts) for one in (parts.train, parts.val, parts.test)],
         stages=stages.all(),
-        evaluate=lambda reporter: evaluate(stages, reporter),
+        evaluate=lambda reporter: evaluate(stages),
         example=lambda: test.batch(range(min(8, len(test)))),
     )
 
@@ -100,7 +100,7 @@ def encoder_folder(model: Model) -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def evaluate(stages: Stages, reporter: Reporter) -> Evaluation:
+def evaluate(stages: Stages) -> Evaluation:
     """Everything that is asked of the network and of those that came from it."""
     parts, net = stages.parts, stages.net
     net.eval()

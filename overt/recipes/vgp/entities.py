@@ -6,6 +6,7 @@ a caption here is its phrases in their order, with commas. Splits are those of t
 Two phrases of two captions are a paraphrase where they mean the same entity.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,7 +109,11 @@ def entities(data: Photos, model: Model, context: Context, device: torch.device)
             made.update(all_pairs(data, folder, reader_of(model), device))
         return made[split]
 
-    train, held, test = (kept(NAME, split, key, partial(make, split)) for split in SPLITS)
+    def part(split: str) -> HeldTexts:
+        found = kept(NAME, split, key, partial(make, split))
+        return replace(found, source=hashlib.sha256(f"{key}/{split}".encode()).hexdigest())
+
+    train, held, test = map(part, SPLITS)
     return Parts(
         Pairs.on(train, device),
         Pairs.on(held, device),
@@ -232,7 +237,7 @@ def paired(
         parts.append(_beside(some, reader, seen))
         links.append(_links(some, parts[-1], before))
         before += len(some)
-    found = HeldTexts.joined(NAME, split, f"{NAME}-{split}-{len(wanted)}", parts)
+    found = HeldTexts.joined(NAME, split, "", parts)
     return replace(
         found,
         picture=torch.tensor([row for row, _, _, _ in wanted]),

@@ -42,6 +42,7 @@ def test_pairs_ground_true_captions_and_link_paraphrases(root: Path) -> None:
     parts = entities.entities(DATA, Model(), Context(root, data_root=root), CPU)
     texts = parts.train.texts
     assert len(texts) == 2 * 2 * 3 and len(set(texts.ids)) == len(texts)
+    assert len(texts.digest()) == 64 and texts.digest() != parts.val.texts.digest()
     batch = texts.batch(range(len(texts)))
     assert batch.features is not None and batch.labels is not None and batch.target is not None
     assert batch.labels.bincount().tolist() == [4, 4, 4]
