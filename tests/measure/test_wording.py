@@ -102,6 +102,15 @@ def test_kendall_by_layer_agrees_with_scipy(generator):
             assert float(found[b, l]) == pytest.approx(sum(taus) / len(taus), abs=1e-6)
 
 
+def test_words_on_which_nothing_has_an_effect_do_not_count(generator):
+    weights, effect = random_maps(generator), random_maps(generator, 1, 1)
+    dead = replace(effect, values=effect.values.clone(), kind=Kind.AMOUNT)
+    dead.values[0, :, :, 1] = 0
+    rows = row_by_row(kendall, weights.over_heads(), effect)[0, :, 0]
+    expected = (rows[:, 0] + rows[:, 2]) / 2
+    torch.testing.assert_close(effect_agreement(weights, dead)[0], expected)
+
+
 def test_divergence_by_layer_agrees_with_scipy(generator):
     before, after = random_maps(generator), random_maps(generator)
     found = alignment_divergence(before, replace(after, values=2 * after.values, kind=Kind.AMOUNT))
