@@ -340,6 +340,34 @@ def look(
 
 
 @app.command()
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Runs, folders of runs or models, as `overt look` takes them; else runs/demo.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Who can ask: this machine alone.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where; 0 takes one that is free.")
+    ] = 8642,
+    device: Device = "cpu",
+) -> None:
+    """Open a page to ask models where they look, and what changes when a part is taken away."""
+    from overt.recipes import checks
+
+    checks.device(device)
+    try:
+        from overt.serve.running import serve as run
+    except ImportError as error:
+        raise BadInput(
+            f"the server cannot be imported ({error}); pip install 'overt[serve]'."
+        ) from error
+    run(models or [], host, port, device, _say)
+
+
+@app.command()
 def measure(
     context: Context,
     model: Annotated[
