@@ -124,6 +124,7 @@ from overt.measure.robustness import (
 )
 from overt.measure.scorecards.card import Difference, Scorecard, over_runs
 from overt.measure.scorecards.catalogue import catalogue
+from overt.measure.scorecards.outside import outside_maps
 from overt.measure.scorecards.scoring import scorecard
 from overt.measure.segmentation import (
     binarised,
@@ -318,6 +319,7 @@ __all__ = [
     "otsu",
     "otsu_jaccard",
     "output_change",
+    "outside_maps",
     "over_runs",
     "over_seeds",
     "over_words",

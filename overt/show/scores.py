@@ -15,7 +15,7 @@ from overt.measure.statistics import Interval
 from overt.show.page import POLICY
 from overt.show.table import decimals, duration, number
 
-WIDTH, HEIGHT, EDGE = 230, 34, 10  # of the drawing in a line
+WIDTH, HEIGHT, EDGE = 150, 30, 8  # of the drawing in a line
 _VERDICTS = {"better": "beaten", "worse": "beats it", "": "no difference shown"}
 
 

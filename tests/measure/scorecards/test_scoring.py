@@ -171,6 +171,7 @@ def test_the_folder_of_another_work_is_refused(tmp_path: Path) -> None:
         measure.scorecard(PlantedCell(gain=1.0), Pictures(4), ["cc"], seed=2, out=tmp_path)
 
 
+@pytest.mark.long
 def test_killed_at_random_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     many.run(whole)
@@ -230,6 +231,7 @@ print(len(str(card)), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.long
 def test_ten_thousand_maps_fit_into_two_gigabytes() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
