@@ -4,6 +4,7 @@ Malinowski, Doersch, Santoro and Battaglia, "Learning Visual Question Answering 
 Hard Attention", ECCV 2018, https://arxiv.org/abs/1808.00300, section 3.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from overt.models.hard.selection import (
     number_kept,
     presence,
     selection_from,
+    widened,
 )
 
 Score = Callable[[Float[Tensor, "b k d"], Float[Tensor, "b k d"]], Float[Tensor, "b k"]]
@@ -130,6 +132,8 @@ class HardAttention(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -torch.inf)
         kept = self._rule(scores.detach())
+        if self._extra is not None:
+            kept = widened(scores.detach(), kept, self._extra)
         chosen = self._chosen(joint, scores, kept, known=mask is None)
         weighed = chosen.weights if isinstance(chosen, Kept) else None
         amounts = kept.to(scores.dtype) if weighed is None else weighed.to(scores)
@@ -152,6 +156,12 @@ class HardAttention(nn.Module):
         drawn = self.selection.training if self.training else None
         return self.selection.rule if drawn is None else drawn
 
+    @property
+    def _extra(self) -> float | None:
+        """The share of the cells that are left out and still kept now; None after training."""
+        widen = self.selection.widen
+        return None if widen is None or not self.training else widen(self.progress)
+
     def _chosen(
         self,
         joint: Float[Tensor, "b k d"],
@@ -164,6 +174,8 @@ class HardAttention(nn.Module):
             weights = self.selection.weigh(torch.where(there, scores, 0), kept, self.progress)
             return Kept(joint, weights=torch.where(there, weights, 0).to(joint.dtype))
         count = number_kept(self._rule, joint.shape[1]) if known else None
+        if count is not None and self._extra is not None:
+            count += math.floor(self._extra * (joint.shape[1] - count) + 0.5)
         return gather(joint, kept, count)
 
     def forward(

@@ -161,24 +161,44 @@ def softened(
     return h * hard + (1 - h) * hard.sum(dim=-1, keepdim=True) * scores.softmax(dim=-1)
 
 
+def ebb(progress: float, start: float = 0.5, end: float = 0.75) -> float:
+    """A share that is 1 up to the share `start` of training, falls evenly, and is 0 from `end`."""
+    return 1 - climb(progress, start, end)
+
+
+def widened(
+    scores: Float[Tensor, "b k"], kept: Bool[Tensor, "b k"], share: float
+) -> Bool[Tensor, "b k"]:
+    """The kept cells, and this share of those that were left out, the largest of them first."""
+    missing = (scores.isfinite() & ~kept).sum(dim=-1, keepdim=True)
+    more = (share * missing.double() + 0.5).floor().long()  # as the host counts them
+    return kept | _best(scores.masked_fill(kept, -torch.inf), more)
+
+
 @dataclass(frozen=True)
 class Selection:
     """How cells are chosen: by `rule`, and in training perhaps otherwise.
 
     `training` is the rule of the training steps, where it is another: a draw. `weigh` says how much
     every cell counts in training; without it kept cells count one, and the rest is cut away before
-    anything is done with it.
+    anything is done with it. `widen` is the share of what the rule leaves out that training keeps
+    all the same, from the share of training that is done: with `ebb` a network first learns to
+    answer from all cells, then to do with those of the rule. Beyond the paper, whose choice is
+    narrow from the first step; what has not been kept cannot teach it.
     """
 
     rule: Rule = keep_above_uniform
     training: Rule | None = None
     weigh: Weigh | None = None
+    widen: Schedule | None = None
 
     def config(self) -> dict[str, Any]:
         """Plain values from which `selection_from` makes the same selection."""
         training = None if self.training is None else rule_config(self.training)
         weigh = None if self.weigh is None else _named(self.weigh, WEIGHS, "weigh")
-        return {"rule": rule_config(self.rule), "training": training, "weigh": weigh}
+        widen = None if self.widen is None else _named(self.widen, SCHEDULES, "schedule")
+        rule = rule_config(self.rule)
+        return {"rule": rule, "training": training, "weigh": weigh, "widen": widen}
 
 
 def randomly(count: int, seed: int = 0) -> Selection:
@@ -291,7 +311,7 @@ WEIGHS: dict[str, Callable[..., Any]] = {
     "straight_through": straight_through,
     "softened": softened,
 }
-SCHEDULES: dict[str, Callable[..., Any]] = {"climb": climb}
+SCHEDULES: dict[str, Callable[..., Any]] = {"climb": climb, "ebb": ebb}
 
 
 def rule_config(rule: Rule) -> dict[str, Any]:
@@ -306,11 +326,12 @@ def rule_from(config: Mapping[str, Any]) -> Rule:
 
 def selection_from(config: Mapping[str, Any]) -> Selection:
     """The selection that a saved model was made with."""
-    training, weigh = config.get("training"), config.get("weigh")
+    training, weigh, widen = (config.get(name) for name in ("training", "weigh", "widen"))
     return Selection(
         rule_from(config["rule"]),
         None if training is None else rule_from(training),
         None if weigh is None else _called(weigh, WEIGHS, "weigh"),
+        None if widen is None else _called(widen, SCHEDULES, "schedule"),
     )
 
 

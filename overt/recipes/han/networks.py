@@ -23,6 +23,7 @@ from overt.models.hard.nets import HAN, Decision
 from overt.models.hard.selection import (
     Selection,
     drawn,
+    ebb,
     keep_above_uniform,
     keep_all,
     keep_share,
@@ -119,6 +120,8 @@ def selection_of(model: Model) -> Selection:
             return Selection(top, weigh=straight_through)
         case Select.SOFT_TO_HARD:
             return Selection(top, weigh=softened)
+        case Select.ALL_TO_FEW:
+            return Selection(top, widen=ebb)
         case Select.GUMBEL:
             return drawn(model.cells, model.temperature)
         case Select.RANDOM:

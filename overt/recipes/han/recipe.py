@@ -31,7 +31,11 @@ class Files(StrEnum):
 
 
 class Select(Enum):
-    """How cells are chosen: `top` is HAN and `above-uniform` AdaHAN (eq. 6)."""
+    """How cells are chosen: `top` is HAN and `above-uniform` AdaHAN (eq. 6).
+
+    `all-to-few` is HAN that keeps all cells for half of its training, then fewer and fewer until
+    three quarters of it are done.
+    """
 
     ALL = "all"
     TOP = "top"
@@ -39,6 +43,7 @@ class Select(Enum):
     ABOVE_UNIFORM = "above-uniform"
     STRAIGHT_THROUGH = "straight-through"
     SOFT_TO_HARD = "soft-to-hard"
+    ALL_TO_FEW = "all-to-few"
     GUMBEL = "gumbel"
     RANDOM = "random"
     BLIND = "blind"
@@ -153,13 +158,13 @@ class Questions:
 class Model:
     """Which cells count and what is made of them; `width` multiplies every layer but the answers.
 
-    `cells` is k of `top`, `straight-through`, `soft-to-hard`, `gumbel`, `random` and `blind`;
-    `share` that of `share`; `temperature` divides the norms of `above-uniform` and `gumbel`.
-    Question and cells are aligned by `depth` layers of `joint` features and added (eq. 2-4); with
-    `none` they are not, and cells are judged by their own norm, as a relation network takes them.
-    `placed` cells say where they stand. `hidden` are the layers before the answers. `start` is the
-    folder of a saved network of the same layers, whose weights this one begins with: what has
-    learned to look at all cells can so be taught to do with a few.
+    `cells` is k of `top`, `straight-through`, `soft-to-hard`, `all-to-few`, `gumbel`, `random` and
+    `blind`; `share` that of `share`; `temperature` divides the norms of `above-uniform` and
+    `gumbel`. Question and cells are aligned by `depth` layers of `joint` features and added (eq.
+    2-4); with `none` they are not, and cells are judged by their own norm, as a relation network
+    takes them. `placed` cells say where they stand. `hidden` are the layers before the answers.
+    `start` is the folder of a saved network of the same layers, whose weights this one begins with:
+    what has learned to look at all cells can so be taught to do with a few.
     """
 
     select: Select = Select.ABOVE_UNIFORM
@@ -193,6 +198,7 @@ COUNTED = (
     Select.TOP,
     Select.STRAIGHT_THROUGH,
     Select.SOFT_TO_HARD,
+    Select.ALL_TO_FEW,
     Select.GUMBEL,
     Select.RANDOM,
     Select.BLIND,
@@ -316,6 +322,7 @@ def relational(cells: int) -> dict[str, Model]:
         "han-sum": _hard(Select.TOP, _SUM, cells),
         "san2-pos": Model(soft=Soft.SAN2_POS, cells=cells),
         "st-rn": _hard(Select.STRAIGHT_THROUGH, _RELATION, cells),
+        "all-to-few-rn": _hard(Select.ALL_TO_FEW, _RELATION, cells),
         "gumbel-rn": _hard(Select.GUMBEL, _RELATION, cells),
         "blind-rn": _hard(Select.BLIND, _RELATION, cells),
         "random-rn": _hard(Select.RANDOM, _RELATION, cells),

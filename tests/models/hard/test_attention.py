@@ -1,4 +1,5 @@
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from overt.models.hard.selection import (
     Selection,
     climb,
     drawn,
+    ebb,
     keep_above_uniform,
     keep_all,
     keep_top,
@@ -191,6 +193,38 @@ def test_from_soft_to_hard_as_training_goes_on(cells, question):
     assert look(attend.eval(), cells, question).summary.equal(
         look(made("top").eval(), cells, question).summary
     )
+
+
+def test_from_all_cells_to_a_few_as_training_goes_on(cells, question):
+    """All at first, then the largest and fewer of them, and those of the rule in the end."""
+    few = partial(keep_top, count=3)
+    attend = made(Selection(few, widen=partial(ebb, start=0.2, end=0.6)))
+    every, hard = (look(made(name), cells, question) for name in ("all", "top"))
+    kept = []
+    for progress, count in ((0.0, 12), (0.2, 12), (0.3, 10), (0.5, 5), (0.6, 3), (1.0, 3)):
+        attend.progress = progress
+        found = look(attend, cells, question)
+        assert found.extras["cells_kept"].tolist() == [count] * 4
+        kept.append(found.attention.weights > 0)
+        slow = look(made(Selection(partial(keep_top, count=count))), cells, question)
+        torch.testing.assert_close(found.summary, slow.summary)
+    assert all((one | other).equal(one) for one, other in pairwise(kept))
+    attend.progress = 0.0
+    torch.testing.assert_close(look(attend, cells, question).summary, every.summary)
+    torch.testing.assert_close(look(attend.eval(), cells, question).summary, hard.summary)
+
+
+def test_an_adaptive_choice_narrows_too_and_knows_cells_that_are_not_there(cells, question):
+    attend = made(Selection(SELECTIONS["adaptive"].rule, widen=ebb))
+    mask = torch.ones(4, 12, dtype=torch.float64)
+    mask[0, 5:] = 0
+    attend.progress = 0.0
+    found = look(attend, cells, question, mask).extras["cells_kept"]
+    assert found.tolist() == [5, 12, 12, 12]
+    attend.progress = 1.0
+    narrow = look(attend, cells, question, mask)
+    slow = look(made("adaptive"), cells, question, mask)
+    torch.testing.assert_close(narrow.summary, slow.summary)
 
 
 def test_the_question_moves_the_choice_unless_it_is_not_asked(cells, question):

@@ -13,6 +13,7 @@ from overt.models.hard.selection import (
     Selection,
     climb,
     drawn,
+    ebb,
     gather,
     keep_above_uniform,
     keep_all,
@@ -28,6 +29,7 @@ from overt.models.hard.selection import (
     selection_from,
     softened,
     straight_through,
+    widened,
 )
 
 RULES = {
@@ -266,6 +268,19 @@ def test_softened_goes_from_soft_to_hard_and_keeps_its_sum(cells):
     torch.testing.assert_close(between.sum(-1), torch.full((5,), 3.0, dtype=scores.dtype))
 
 
+def test_an_ebb_is_a_climb_turned_over():
+    assert [ebb(at) for at in (0.0, 0.5, 0.625, 0.75, 1.0)] == [1, 1, 0.5, 0, 0]
+
+
+def test_what_was_left_out_comes_back_by_its_score():
+    """Whatever was kept stays; a cell that is not there never comes."""
+    scores = torch.tensor([[5.0, 1.0, 3.0, -torch.inf, 4.0, 2.0]])
+    kept = torch.tensor([[False, True, False, False, False, False]])  # not the largest: a draw
+    found = [widened(scores, kept, share)[0].tolist() for share in (0.0, 0.5, 1.0)]
+    found = [[place for place, here in enumerate(one) if here] for one in found]
+    assert found == [[1], [0, 1, 4], [0, 1, 2, 4, 5]]
+
+
 def test_a_climb_starts_ends_and_may_switch():
     assert [climb(at, 0.2, 0.6) for at in (0.0, 0.2, 0.4, 0.6, 1.0)] == pytest.approx(
         [0, 0, 0.5, 1, 1]
@@ -362,6 +377,8 @@ def test_a_rule_comes_back_from_its_values(cells, rule):
         drawn(3, 0.5, straight_through),
         Selection(keep_all, weigh=partial(softened, hardness=partial(climb, end=0.2))),
         Selection(keep_all, weigh=softened),
+        Selection(partial(keep_top, count=3), widen=ebb),
+        Selection(widen=partial(ebb, start=0.1, end=0.2)),
     ],
 )
 def test_a_selection_comes_back_from_its_values(selection):

@@ -83,7 +83,9 @@ def test_the_page_shows_the_cells_that_were_kept(run: Ran) -> None:
     assert results["groups"]["covered"]["relational"]["chance"] == pytest.approx(6 / 25)
 
 
-@pytest.mark.parametrize("label", ["rn", "adahan-rn", "st-rn", "gumbel-rn", "random-rn"])
+@pytest.mark.parametrize(
+    "label", ["rn", "adahan-rn", "st-rn", "gumbel-rn", "random-rn", "all-to-few-rn"]
+)
 def test_rows_with_a_relation_network_run(run: Ran, label: str) -> None:
     changes = han.changes(han.rows_of("sortclevr")[label])
     _, results = run("han-sortclevr", *changes, "data.limit=4", "train.steps=1", out=label)
