@@ -4,7 +4,9 @@
 
 Steps of all variants run by turns in one process, and each is compared with the plain step of the
 same round; medians of CPU time, one thread. Beside the time stands what autograd keeps for the
-backward pass. Gradients of `direct` are first held against those of whole maps.
+backward pass. Gradients of `direct` are first held against those of whole maps. One layer of
+BERT's size, its attention with its projections, is measured by itself, and so is the bare kernel,
+which has nothing beside it that a cost could hide behind. `make bench` has the part with goals.
 """
 
 import argparse
@@ -22,17 +24,29 @@ import torch
 from torch import Tensor
 
 from overt import watch
-from overt.attention import AttentionMap, Kind, regions, words
+from overt.attention import AttentionMap, Kind, Layout, Span, regions, words
+from overt.capture.call import Call, Projected, Route, default_scale
+from overt.capture.products import Tap
+from overt.capture.seen import Seen
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry
+from overt.models.vlbert.encoder import SelfAttention
 from overt.models.vlbert.model import Classify, VLBert, VLSizes
 from overt.models.vlbert.regions import GivenRegions
 from overt.supervise import Loss, classification
-from overt.supervise.grounding import direct, rolled, rolled_rows, within
+from overt.supervise.grounding import direct, rolled, rolled_rows, to_regions, within
 from overt.supervise.heads import of_layers, on_heads
 
 GROUNDED = 12  # tokens a sample
 LAYERS, WIDTH, HEADS, INNER = 6, 384, 12, 1536  # as MiniLM
+GOALS = {  # supervised / plain, CPU
+    "layer 164": 1.20,
+    "layer 512": 1.05,
+    "layer 1024": 1.05,
+    "model 164": 1.05,
+    "model 512": 1.05,
+}
+SIZES = {164: 8, 512: 8, 1024: 2}  # positions: samples
 Losses = dict[str, Loss]
 
 
@@ -140,6 +154,121 @@ def apart(model: VLBert, batch: Batch) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(*slopes, strict=True))
 
 
+# --- one layer
+
+
+Pair = tuple[Callable[[], None], Callable[[], None]]  # without supervision, and with it
+
+
+def parts(samples: int, size: int) -> tuple[AttentionMap, Layout]:
+    """Grounded tokens of a text and the regions after it, `size` positions in all."""
+    text = 64 if size < 256 else 128
+    target = batch_of(samples, text, size - text).target
+    assert target is not None
+    spans = (
+        Span("text", (text,), slice(0, text)),
+        Span("regions", (size - text,), slice(text, size)),
+    )
+    return target, Layout(spans, size)
+
+
+def layer(samples: int, size: int, width: int = 768, heads: int = 12) -> Pair:
+    """Attention with its projections, both directions supervised."""
+    torch.manual_seed(0)
+    attend = SelfAttention(width, heads, 0.0)
+    x = torch.randn(samples, size, width, requires_grad=True)
+    slope = torch.randn(samples, size, width)
+    target, layout = parts(samples, size)
+    there = torch.ones(samples, 1, 1, size, dtype=torch.bool)
+
+    def plain() -> None:
+        attend.zero_grad(set_to_none=True)
+        attend(x, None, there)[0].backward(slope)
+
+    def taught() -> None:
+        attend.zero_grad(set_to_none=True)
+        y, source, value, found = attend(x, None, there)
+        call = Call("layer", attend, source, Route.SDPA, False, value=value, output=found)
+        losses = direct(Seen([call], layout).log_block, target)
+        cost = sum(one.mean() for one in losses.values())
+        torch.autograd.backward([y, cost], [slope, torch.ones(())])
+
+    return plain, taught
+
+
+def kernel(samples: int, size: int, heads: int = 3, width: int = 64) -> Pair:
+    """The fused kernel and nothing else, words to regions supervised."""
+    torch.manual_seed(0)
+    given = [torch.randn(samples, heads, size, width, requires_grad=True) for _ in range(3)]
+    slope = torch.randn(samples, heads, size, width)
+    target, layout = parts(samples, size)
+    whole = torch.nn.Identity()
+
+    def plain() -> None:
+        query, key, value = (one * 1 for one in given)
+        torch.nn.functional.scaled_dot_product_attention(query, key, value).backward(slope)
+
+    def taught() -> None:
+        query, key, value = (one * 1 for one in given)
+        taps = Tap(query), Tap(key)
+        y = torch.nn.functional.scaled_dot_product_attention(taps[0].tensor, taps[1].tensor, value)
+        source = Projected(query, key, default_scale(query), taps=taps)
+        call = Call("kernel", whole, source, Route.SDPA, False, value=value, output=y)
+        cost = to_regions(Seen([call], layout).log_block, target).mean()
+        torch.autograd.backward([y, cost], [slope, torch.ones(())])
+
+    return plain, taught
+
+
+def ratio(pair: Pair, rounds: int) -> dict[str, float]:
+    """The median over rounds of supervised / plain, in CPU time, and the medians of both."""
+    seen = []
+    for number in range(rounds + 1):
+        times = [0.0, 0.0]
+        for which in (0, 1) if number % 2 else (1, 0):  # who goes first may matter
+            start = time.process_time()
+            pair[which]()
+            times[which] = time.process_time() - start
+        if number:  # the first is for warming up
+            seen.append(times)
+    return {
+        "ratio": statistics.median(taught / plain for plain, taught in seen),
+        "plain_s": statistics.median(plain for plain, _ in seen),
+        "supervised_s": statistics.median(taught for _, taught in seen),
+    }
+
+
+def model(samples: int, size: int) -> Pair:
+    """A step of the whole network."""
+    text = 64 if size < 256 else 128
+    own, batch, ways = net(), batch_of(samples, text, size - text - 2), supervised()
+
+    def step(name: str) -> Callable[[], None]:
+        def run() -> None:
+            own.zero_grad(set_to_none=True)
+            ways[name](own, batch).backward()
+
+        return run
+
+    return step("plain"), step("direct")
+
+
+def cases(rounds: int) -> dict[str, dict[str, float]]:
+    """All cases that have a goal, and the bare kernel; gradients are held to whole maps first."""
+    torch.set_num_threads(1)
+    difference = apart(net(), batch_of(2, 12 + GROUNDED, 10))
+    assert difference < 1e-10, f"gradients by blocks are off by {difference}"
+    pairs = {
+        **{f"layer {size}": (layer, samples, size) for size, samples in SIZES.items()},
+        **{f"model {size}": (model, 4 if size < 256 else 2, size) for size in (164, 512)},
+        **{f"kernel {size}": (kernel, samples, size) for size, samples in SIZES.items()},
+    }
+    return {name: ratio(make(*sizes), rounds) for name, (make, *sizes) in pairs.items()}
+
+
+# --- the whole network, in all its variants
+
+
 def measured(samples: int, text: int, boxes: int, steps: int) -> dict[str, object]:
     """Ratios to the plain step, and what is kept, at one size."""
     model, batch, ways = net(), batch_of(samples, text, boxes), supervised()
@@ -187,8 +316,13 @@ def main() -> None:
             print(
                 f"  {name:30} {row['ratio']:6.3f}  {row['seconds']:6.3f} s {row['kept_mib']:8} MiB"
             )
+    by_itself = cases(given.steps)
+    for name, one in by_itself.items():
+        goal = f"  goal {GOALS[name]:.2f}" if name in GOALS else ""
+        print(f"{name:12} {one['ratio']:6.3f}{goal}")
     if given.out is not None:
         about = {
+            "cases": by_itself,
             "torch": torch.__version__,
             "machine": platform.machine(),
             "threads": 1,

@@ -109,6 +109,7 @@ def attend(
     boolean = attn_mask is not None and attn_mask.dtype == torch.bool
     heads = 1 if query.ndim == 4 else heads_of(module)
     mask = _mask(attn_mask, query, key, heads)
+    taps = _taps(query, key)
     source = Projected(
         four(query, heads),
         four(key, heads),
@@ -116,13 +117,15 @@ def attend(
         bias=None if boolean else mask,
         allowed=mask if boolean else None,
         causal=is_causal,
-        taps=_taps(query, key),
+        taps=taps,
     )
     edits = edits_of(module)
     if edits:
         changed, output = edited(module, route, source, four(value, heads), dropout_p, edits)
         remember(Record(module, route, changed, four(value, heads), output, HERE.cross))
         return _unfolded(output, (*query.shape[:-1], value.shape[-1]), heads)
+    if taps is not None:  # rows of a loss are added into the gradients that the kernel makes
+        query, key = taps[0].tensor, taps[1].tensor
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

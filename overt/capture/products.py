@@ -22,7 +22,9 @@ class Tap:
 
     The gradient of a few rows is a whole tensor of zeros but for those rows. Made when a loss is
     traced back, those of all layers would exist at once, on top of every activation. A tap is
-    handed the rows, and makes the tensor when the backward pass has come to its layer.
+    handed the rows, and adds them when the backward pass has come to its layer. Give its `tensor`
+    to attention, and to nothing else: then they are added into the gradient that attention has
+    made, and no tensor of zeros is made at all.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -54,11 +56,15 @@ class _Tapped(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         """The rows in their places, and whatever came along the graph."""
         shape, dtype, device = ctx.like
-        whole = gradients[0]
-        for index, part in ctx.tap.taken():
-            if whole is None:
-                whole = torch.zeros(shape, dtype=dtype, device=device)
-            whole = _placed(part, index, whole)
+        whole, parts = gradients[0], ctx.tap.taken()
+        if not parts:
+            return whole, None
+        if whole is None:
+            whole = torch.zeros(shape, dtype=dtype, device=device)
+        elif torch.is_grad_enabled():  # to be differentiated again
+            whole = whole.clone()
+        for index, part in parts:
+            _place(part, index, whole)
         return whole, None
 
 
@@ -67,12 +73,16 @@ def products(
     keys: Sequence[Float[Tensor, "b g k d"] | Tap],
     rows: Index,
     columns: Index,
+    scale: float = 1.0,
 ) -> Float[Tensor, "l b h s r"]:
-    """`query . key` of some rows and keys in every layer, in float32 at least, with gradient."""
+    """`scale query . key` of some rows and keys in every layer, in float32 at least, with gradient.
+
+    The scale is on the rows of the queries, which are fewer than the products.
+    """
     given = [*queries, *keys]
     taps = [one if isinstance(one, Tap) else None for one in given]
     tensors = [one.tensor if isinstance(one, Tap) else one for one in given]
-    return _Products.apply(rows, columns, taps, *tensors)
+    return _Products.apply(rows, columns, scale, taps, *tensors)
 
 
 class _Products(torch.autograd.Function):
@@ -80,16 +90,23 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Index, columns: Index, taps: list[Tap | None], *tensors: Tensor
+        ctx: Any,
+        rows: Index,
+        columns: Index,
+        scale: float,
+        taps: list[Tap | None],
+        *tensors: Tensor,
     ) -> Tensor:
         """One product a layer; what is converted for it is let go."""
-        ctx.rows, ctx.columns, ctx.taps = rows, columns, taps
+        ctx.rows, ctx.columns, ctx.scale, ctx.taps = rows, columns, scale, taps
         ctx.save_for_backward(*tensors)
         count = len(tensors) // 2
         with torch.autocast(tensors[0].device.type, enabled=False):
             return torch.stack(
                 [
-                    _product(_precise(take(query, rows, 2)), _precise(take(key, columns, 2)))
+                    _product(
+                        _precise(take(query, rows, 2)) * scale, _precise(take(key, columns, 2))
+                    )
                     for query, key in zip(tensors[:count], tensors[count:], strict=True)
                 ]
             )
@@ -99,21 +116,21 @@ class _Products(torch.autograd.Function):
         """Each layer's gradient, brought to its tap or made whole."""
         tensors, taps = ctx.saved_tensors, ctx.taps
         count, found = len(tensors) // 2, [None] * len(tensors)
-        wanted = ctx.needs_input_grad[3:]
+        wanted = ctx.needs_input_grad[4:]
         with torch.autocast(tensors[0].device.type, enabled=False):
             for layer, gradient in enumerate(gradients[0]):
                 query, key = tensors[layer], tensors[count + layer]
                 grouped = rearrange(gradient, "b (g n) s r -> b g (n s) r", g=key.shape[1])
                 if wanted[layer]:
-                    part = grouped @ _precise(take(key, ctx.columns, 2))
+                    part = grouped @ _precise(take(key, ctx.columns, 2)) * ctx.scale
                     part = rearrange(part, "b g (n s) d -> b (g n) s d", s=gradient.shape[2])
                     found[layer] = _handed(part.to(query.dtype), ctx.rows, query, taps[layer])
                 if wanted[count + layer]:
-                    at = take(query, ctx.rows, 2)
+                    at = _precise(take(query, ctx.rows, 2)) * ctx.scale
                     at = rearrange(at, "b (g n) s d -> b g (n s) d", g=key.shape[1])
-                    part = (grouped.transpose(-1, -2) @ _precise(at)).to(key.dtype)
+                    part = (grouped.transpose(-1, -2) @ at).to(key.dtype)
                     found[count + layer] = _handed(part, ctx.columns, key, taps[count + layer])
-        return (None, None, None, *found)
+        return (None, None, None, None, *found)
 
 
 def _handed(part: Tensor, index: Index, like: Tensor, tap: Tap | None) -> Any:
@@ -121,7 +138,9 @@ def _handed(part: Tensor, index: Index, like: Tensor, tap: Tap | None) -> Any:
     if tap is not None:
         tap.bring(index, part)
         return None
-    return _placed(part, index, torch.zeros_like(like))
+    whole = torch.zeros_like(like)
+    _place(part, index, whole)
+    return whole
 
 
 def _product(query: Float[Tensor, "b h s d"], key: Float[Tensor, "b g r d"]) -> Tensor:
@@ -134,13 +153,13 @@ def _precise(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _placed(part: Tensor, index: Index, whole: Tensor) -> Tensor:
-    """The whole with a part added at its place; a position that was used twice gets both."""
+def _place(part: Tensor, index: Index, whole: Tensor) -> None:
+    """Add a part to the whole at its place; a position that was used twice gets both."""
     if isinstance(index, slice):
-        at = torch.arange(whole.shape[2], device=whole.device)[index]
-        return whole.index_add(2, at, part)
-    places = index.to(whole.device).clamp_min(0)[:, None, :, None].expand_as(part)
-    return whole.scatter_add(2, places, part)
+        whole[:, :, index] += part
+    else:
+        places = index.to(whole.device).clamp_min(0)[:, None, :, None].expand_as(part)
+        whole.scatter_add_(2, places, part)
 
 
 def take(values: Tensor, index: Index, dim: int) -> Tensor:

@@ -124,8 +124,16 @@ class Seen:
         """
         self.check_alike()
         at, to, queries, keys, mask = self._places(query, key, rows)
-        scores = _stacked(self.calls, at, to)
-        return AttentionMap.from_scores(scores, keys, queries, mask)
+        sources = _alike(self.calls)
+        if sources is None:
+            scores = torch.stack([call.scores(at, to) for call in self.calls], dim=1)
+            return AttentionMap.from_scores(scores, keys, queries, mask)
+        scores = _multiplied(sources, at, to)
+        if not _in_the_mask(sources[0]):
+            scores = rearrange(sources[0].shaped(scores, at, to), "l b h s r -> b l h s r")
+            return AttentionMap.from_scores(scores, keys, queries, mask)
+        logs = rearrange(_shared_out(scores, mask), "l b h s r -> b l h s r")
+        return AttentionMap(logs, keys, queries, mask, Kind.PROBABILITY, Form.LOG)
 
     def reduce(self, step: Callable[[State, AttentionMap], State], start: State) -> State:
         """Fold the maps layer by layer, the first layer first; only one of them exists at a time.
@@ -256,27 +264,55 @@ def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return all(mine is theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def _stacked(calls: Sequence[Call], rows: Index, keys: Index) -> Float[Tensor, "b l h s r"]:
-    """The scores of a block in all layers; one function for all, if they are of one kind."""
-    first = calls[0].source
-    alike = all(
-        isinstance(call.source, Projected)
-        and isinstance(first, Projected)
-        and call.source.plain
-        and call.source.key.shape == first.key.shape
-        and call.source.scale == first.scale
-        and call.source.bias is first.bias
-        and call.source.allowed is first.allowed
-        and call.source.causal == first.causal
-        for call in calls
-    )
-    if not alike:
-        return torch.stack([call.scores(rows, keys) for call in calls], dim=1)
+def _alike(calls: Sequence[Call]) -> list[Projected] | None:
+    """What the calls are the products of, if one function can multiply them all; else None."""
     sources = [call.source for call in calls if isinstance(call.source, Projected)]
+    if len(sources) < len(calls):
+        return None
+    first = sources[0]
+    alike = all(
+        one.plain
+        and one.key.shape == first.key.shape
+        and one.scale == first.scale
+        and one.bias is first.bias
+        and one.allowed is first.allowed
+        and one.causal == first.causal
+        for one in sources
+    )
+    return sources if alike else None
+
+
+def _multiplied(
+    sources: Sequence[Projected], rows: Index, keys: Index
+) -> Float[Tensor, "l b h s r"]:
+    """The scaled products of a block in all layers, whatever may be seen of it."""
     tapped = [(one.query, one.key) if one.taps is None else one.taps for one in sources]
-    scores = products([query for query, _ in tapped], [key for _, key in tapped], rows, keys)
-    scores = sources[0].shaped(scores * sources[0].scale, rows, keys)
-    return rearrange(scores, "l b h s r -> b l h s r")
+    queries, given = [query for query, _ in tapped], [key for _, key in tapped]
+    return products(queries, given, rows, keys, sources[0].scale)
+
+
+def _in_the_mask(source: Projected) -> bool:
+    """Whether the mask of a block says all that shapes the scores: no bias, and heads see alike."""
+    allowed = source.allowed
+    alike = allowed is None or allowed.ndim < 3 or allowed.shape[-3] == 1
+    return source.bias is None and alike
+
+
+def _shared_out(
+    scores: Float[Tensor, "l b h s r"], mask: Bool[Tensor, "b #s r"] | None
+) -> Float[Tensor, "l b h s r"]:
+    """The log-softmax of finite scores over what a mask shows; -inf where it shows nothing.
+
+    What `AttentionMap.from_scores` does. But finite scores hide nothing, so which rows are empty is
+    read off the mask, which is small, and no large tensor is gone through for it.
+    """
+    if mask is None:
+        return scores.log_softmax(dim=-1)
+    hidden = ~rearrange(mask, "b s r -> b 1 s r")
+    empty = hidden.all(dim=-1, keepdim=True)
+    # the gradient of a softmax over nothing is NaN even where it is thrown away
+    logs = scores.masked_fill(hidden & ~empty, -torch.inf).log_softmax(dim=-1)
+    return logs.masked_fill(empty, -torch.inf) if bool(empty.any()) else logs
 
 
 def _over(mask: Bool[Tensor, "b q k"]) -> Bool[Tensor, "b 1 1 q k"]:

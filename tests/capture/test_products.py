@@ -126,3 +126,33 @@ def test_two_blocks_of_one_call_both_count():
     theirs = torch.autograd.grad(plain, [*queries, *keys])
     for one, two in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", INDEXES)
+def test_a_tap_before_attention_adds_into_its_gradient(rows):
+    """The rows of a loss and the gradient of the kernel meet in the tap, once and again."""
+    queries, keys = make(groups=4, layers=1)
+    value = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    rows, columns, found = INDEXES[rows], slice(1, 5), []
+    for tapped in (True, False):
+        query, key = queries[0] * 2, keys[0] * 2
+        taps = [Tap(query), Tap(key)]
+        given = [tap.tensor for tap in taps] if tapped else [query, key]
+        seen = torch.nn.functional.scaled_dot_product_attention(*given, value)
+        scores = products(*([one] for one in (taps if tapped else (query, key))), rows, columns)
+        loss = scores.sin().sum() + seen.square().sum()
+        given = [queries[0], keys[0]]
+        found += [torch.autograd.grad(loss, given, retain_graph=True) for _ in range(2)]
+    for mine in found[:-1]:
+        for one, two in zip(mine, found[-1], strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+def test_the_scale_is_that_of_the_products():
+    queries, keys = make()
+    given = INDEXES["positions"], slice(1, 4)
+    plain = [products(queries, keys, *given) * 0.3, products(queries, keys, *given, 0.3)]
+    torch.testing.assert_close(*plain, rtol=0, atol=1e-12)
+    slopes = [torch.autograd.grad(one.sin().sum(), [*queries, *keys]) for one in plain]
+    for one, two in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)

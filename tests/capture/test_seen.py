@@ -196,3 +196,37 @@ def test_mask_functions_that_differ_are_joined():
     block = seen.block(places, places)
     torch.testing.assert_close(block.weights.sum(dim=-1), torch.ones(1, 2, 1, 5))
     assert torch.equal(seen.map().mask[0], (places - places.mT).abs() <= 3)
+
+
+def masks() -> dict[str, torch.Tensor | None]:
+    """Ways to hide keys from all, from some heads, from some queries, and from one query all."""
+    generator = torch.Generator().manual_seed(1)
+    padding = torch.ones(2, 1, 1, 8, dtype=torch.bool)
+    padding[1, ..., 4:6] = False
+    rows = torch.rand(2, 1, 8, 8, generator=generator) < 0.6
+    rows[0, :, 2, 3:7] = False  # sees nothing of the image
+    heads = torch.rand(2, 4, 8, 8, generator=generator) < 0.6
+    heads[..., 7] = True
+    bias = torch.randn(2, 1, 8, 8, generator=generator, dtype=torch.float64)
+    return {"none": None, "padding": padding, "queries": rows, "heads": heads, "bias": bias}
+
+
+@pytest.mark.parametrize("name", masks())
+def test_layers_that_are_alike_give_the_blocks_of_their_maps(name):
+    """One function multiplies them all, whatever hides keys; a row of nothing is zero."""
+    _, _, seen, out = run(FusedAttention(), FusedAttention(), mask=masks()[name])
+    rows = torch.tensor([[2, 0, -1], [1, 1, 2]])
+    found = seen.log_block("text", "image", rows)
+    wanted = seen.block("text", "image", rows).normalize()
+    assert found.form is Form.LOG and found.kind is Kind.PROBABILITY
+    assert found.rows.tolist() == wanted.rows.tolist() and not found.rows[0, 2]
+    torch.testing.assert_close(found.weights, wanted.weights, rtol=0, atol=1e-12)
+    slopes = []
+    for one in (found, wanted):
+        kept = torch.where(one.rows[:, None, None, :, None], one.weights, 0)
+        loss = kept.square().sum() + 0 * out.sum()
+        queries = [call.source.query for call in seen.calls]
+        slopes.append(torch.autograd.grad(loss, queries, retain_graph=True))
+    for mine, theirs in zip(*slopes, strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)

@@ -42,12 +42,13 @@ class SelfAttention(nn.Module):
             rearrange(part(x), "b k (h d) -> b h k d", h=self.heads)
             for part in (self.query, self.key, self.value)
         )
+        taps = (Tap(query), Tap(key)) if _tapped(query) else None
         found = nn.functional.scaled_dot_product_attention(
-            *(query, key, value),
+            *((query, key) if taps is None else (taps[0].tensor, taps[1].tensor)),
+            value,
             attn_mask=allowed if bias is None else bias,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        taps = (Tap(query), Tap(key)) if _tapped(query) else None
         source = Projected(query, key, default_scale(query), bias, allowed, taps=taps)
         return rearrange(found, "b h k d -> b k (h d)"), source, value, found
 
