@@ -3,7 +3,8 @@
     OVERT_DATA=... python benchmarks/measure_osie.py OUT [--photos 100] [--masks 100]
 
 Writes OUT/osie.json, the table with intervals and tests, and OUT/osie.npz, one number a photo. The
-rules are in LOG.md. Maps are kept in OUT/maps as they are made, and a run that was stopped goes on.
+rules are in LOG.md. Maps and numbers are kept in OUT/maps and OUT/numbers as they are made: a run
+that was stopped goes on, and several may work at once on other rows (`--only`).
 """
 
 import argparse
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from overt import data, measure, models
 from overt.attention import AttentionMap, Kind, grid
 from overt.capture import class_activation, rise
-from overt.data.human import Truth, pooled, truth_of
+from overt.data.human import Truth, truth_of
 from overt.data.images import load, stretch
 from overt.models.attaching.attached import Attached
 from overt.models.attaching.levels import Features
@@ -31,6 +32,7 @@ from overt.models.photos.efficientnet import MEAN, SPREAD, efficientnet_lite
 
 SIZE, CELLS, FEW = (224, 224), (28, 28), (7, 7)
 MAPS = ("class activation", "gradient", "RISE", "LTPA attached")
+ROWS = (*MAPS, "uniform", "random", "centre bell", "fitted prior", "people")
 SHARES = (0.1, 0.2, 0.4, 0.7)
 TEACHING, HELD_OUT, EPOCHS = 800, 200, 10  # photos of Flickr8k, and how often they are seen
 
@@ -228,63 +230,77 @@ def faithfulness(net: nn.Module, pixels: Tensor, attention: AttentionMap) -> dic
     return found
 
 
+def judge(name: str, maps: dict, seen: Sequence[tuple[Tensor, Truth]], few: int) -> dict:
+    """Every number of one map, of a control or of people, a tensor a measure."""
+    net = Network().eval()
+    numbers: dict[str, list[Tensor]] = {}
+    for place, (images, truth) in enumerate(seen):
+        start = 4 * place
+        assert truth.people is not None and truth.fixations is not None and truth.prior is not None
+        even = measure.uniform(truth.target)
+        if name == "people":
+            found = {
+                ask: measure.ceiling(measured, truth.people, truth.fixations)
+                for ask, measured in of_each(truth).items()
+            }
+        else:
+            match name:
+                case "uniform":
+                    attention = even
+                case "random":
+                    attention = measure.random_map(even, torch.Generator().manual_seed(start))
+                case "centre bell":
+                    attention = measure.centre(even)
+                case "fitted prior":
+                    attention = truth.prior
+                case _:
+                    if start >= len(maps[name]):
+                        break
+                    values = maps[name][start : start + 4]
+                    attention = AttentionMap(values, truth.target.keys, kind=Kind.AMOUNT)
+            found = agreement(attention, truth)
+            if name in (*MAPS, "random") and start < few:
+                found |= faithfulness(net, pixels_of(images), attention)
+        for ask, values in found.items():
+            numbers.setdefault(ask, []).append(values)
+        print("judged", name, start, flush=True)
+    return {ask: torch.cat(values) for ask, values in numbers.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--masks", type=int, default=100)
     parser.add_argument("--few", type=int, default=40, help="photos for RISE and for removal")
-    parser.add_argument("--only", choices=MAPS, help="make this map, and judge nothing")
+    parser.add_argument("--only", nargs="*", choices=ROWS, help="these rows, and no table")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     root = data.root_of()
     source = data.Osie(root, size=SIZE, how=stretch, cells=CELLS)
     places = list(range(0, len(source), 7))[: asked.photos]
+    wanted = asked.only or ROWS
+    made = [name for name in wanted if name in MAPS]
+    maps = make_maps(asked.out, source, places, asked.masks, asked.few, root, made)
+    seen: list[tuple[Tensor, Truth]] = []
+    columns: dict[str, dict[str, Tensor]] = {}
+    for name in wanted:
+        path = asked.out / "numbers" / f"{name.replace(' ', '-')}.npz"
+        if not path.is_file():
+            for start in range(0, 0 if seen else len(places), 4):
+                batch, truth = truth_of(source, places[start : start + 4])
+                seen.append((batch.images, truth))
+            found = judge(name, maps, seen, asked.few)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **{ask: values.numpy() for ask, values in found.items()})
+        nothing = torch.full((len(places),), torch.nan)  # where only the first few were asked
+        with np.load(path) as kept:
+            columns[name] = {
+                ask: torch.cat([torch.from_numpy(kept[ask]), nothing])[: len(places)]
+                for ask in kept.files
+            }
     if asked.only:
-        make_maps(asked.out, source, places, asked.masks, asked.few, root, [asked.only])
         return
-    maps = make_maps(asked.out, source, places, asked.masks, asked.few, root)
-    net = Network().eval()
-    numbers: dict[str, dict[str, list[Tensor]]] = {}
-
-    def note(name: str, found: dict[str, Tensor]) -> None:
-        for ask, values in found.items():
-            numbers.setdefault(name, {}).setdefault(ask, []).append(values)
-
-    for start in range(0, len(places), 4):
-        batch, truth = truth_of(source, places[start : start + 4])
-        assert truth.people is not None and truth.fixations is not None and truth.prior is not None
-        like = truth.target
-        shown = {
-            name: AttentionMap(maps[name][start : start + 4], like.keys, kind=Kind.AMOUNT)
-            for name in MAPS
-            if start < len(maps[name])
-        }
-        even = measure.uniform(like)
-        shown |= {
-            "uniform": even,
-            "random": measure.random_map(even, torch.Generator().manual_seed(start)),
-            "centre bell": measure.centre(even),
-            "fitted prior": truth.prior,
-        }
-        pixels = pixels_of(batch.images)
-        for name, attention in shown.items():
-            note(name, agreement(attention, truth))
-            if name in (*MAPS, "random") and start < asked.few:
-                note(name, faithfulness(net, pixels, attention))
-        note(
-            "people",
-            {
-                name: measure.ceiling(ask, truth.people, truth.fixations)
-                for name, ask in of_each(truth).items()
-            },
-        )
-        print("judged", start, int(pooled(truth.fixations).values.sum()), flush=True)
-    nothing = torch.full((len(places),), torch.nan)  # where only the first few were asked
-    columns = {
-        name: {ask: torch.cat([*values, nothing])[: len(places)] for ask, values in found.items()}
-        for name, found in numbers.items()
-    }
     against = {"NSS": "fitted prior", "deletion area": "random", "insertion area": "random"}
     write(
         asked.out / "osie",

@@ -12,7 +12,7 @@ from overt.train.loop import (
     fit,
     warm_then_cosine,
 )
-from overt.train.monitor import AttentionMonitor, Pulse
+from overt.train.monitor import AttentionMonitor, Pulse, by_outputs, by_watching
 from overt.train.processes import Processes, processes
 from overt.train.report import Reporter
 from overt.train.trainer import (
@@ -37,6 +37,8 @@ __all__ = [
     "Pulse",
     "Reporter",
     "Step",
+    "by_outputs",
+    "by_watching",
     "check_reaches",
     "compute_loss",
     "doubling",

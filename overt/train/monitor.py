@@ -4,7 +4,8 @@
 
 The step runs as it always does, watched, on the batch it has anyway. A few rows of each layer are
 made when the layer is called, and only numbers are kept, so that the cost is that of a few rows of
-one step in `every`. `benchmarks/monitor_speed.py` measures it.
+one step in `every`. `benchmarks/monitor_speed.py` measures it. Models of ours return their maps:
+`AttentionMonitor(by=by_outputs)` reads these.
 
 Zhai et al., "Stabilizing Transformer Training by Preventing Attention Entropy Collapse", ICML 2023,
 https://arxiv.org/abs/2303.06296: training breaks where entropy falls to nothing. Dong, Cordonnier
@@ -13,9 +14,10 @@ depth", ICML 2021, https://arxiv.org/abs/2103.03404: the other way to collapse, 
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,7 +28,55 @@ from overt.capture.watching import watch
 
 NUMBERS = ("entropy", "sink", "collapse", "sameness")
 
-Layers = Mapping[str, Mapping[str, float]]  # number -> layer -> value
+Note = Callable[[str, Float[Tensor, "b h s k"], Bool[Tensor, "b s k"]], None]
+Rows = Callable[[int], list[int]]  # how many queries there are -> which of them are looked at
+By = Callable[[nn.Module, Rows, Note], AbstractContextManager[None]]
+
+
+# --- ways to see
+
+
+@contextmanager
+def by_watching(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
+    """See the attention of any model while it runs, as `watch` does."""
+
+    @torch.no_grad()
+    def take(call: Call) -> None:
+        b, _, q, k = call.shape
+        places = rows(q)
+        device = call.value.device if call.value is not None else None
+        at = torch.tensor([places] * b, device=device)
+        weights, visible = call.weights(at).detach().abs(), call.visible(at)
+        if visible is None:
+            visible = torch.ones(b, 1, k, dtype=torch.bool, device=weights.device)
+        note(call.name, weights, visible.expand(b, len(places), k))
+
+    with watch(model, each=take):
+        yield
+
+
+@contextmanager
+def by_outputs(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
+    """See the maps that a model of ours returns when it is called: `Output.attention`."""
+
+    @torch.no_grad()
+    def take(module: nn.Module, given: Any, output: Any) -> None:
+        for number, one in enumerate(getattr(output, "attention", ())):
+            name = f"{number} {'+'.join(span.name for span in one.keys.spans)}"
+            places = rows(len(one.queries))
+            for layer in range(one.values.shape[1]):
+                weights = one.weights[:, layer, :, places].detach().abs()
+                told = name if one.values.shape[1] == 1 else f"{name} layer {layer}"
+                note(told, weights, one.visible[:, places])
+
+    handle = model.register_forward_hook(take)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# --- what is seen
 
 
 @dataclass
@@ -71,15 +121,17 @@ class AttentionMonitor:
       as different as their number allows. Not defined for a single query.
 
     `rows` queries of each layer are looked at, evenly spaced over the sequence, in the first
-    `samples` of the batch; queries that see fewer than two keys do not count. `layers` chooses as
-    in `watch`. On many processes the numbers are those of the first one's share.
+    `samples` of the batch; queries that see fewer than two keys do not count. `layers` names those
+    that are told of; None is all. `by` is how attention is seen. On many processes the numbers are
+    those of the first one's share.
     """
 
     every: int = 100
     rows: int = 16
     samples: int = 8
-    layers: Collection[int | str] | None = None
+    layers: Collection[str] | None = None
     floor: float = 0.1
+    by: By = by_watching
 
     def __post_init__(self) -> None:
         if min(self.every, self.rows, self.samples) < 1 or not 0 <= self.floor <= 1:
@@ -97,26 +149,14 @@ class AttentionMonitor:
         """While this is open, the attention of the model is summed up as it is computed."""
         pulse = Pulse()
 
-        def take(call: Call) -> None:
-            pulse.names.append(call.name)
-            pulse.numbers.append(self._numbers(call))
+        def note(name: str, weights: Float[Tensor, "b h s k"], seen: Bool[Tensor, "b s k"]) -> None:
+            if self.layers is None or name in self.layers:
+                few = slice(self.samples)
+                pulse.names.append(name)
+                pulse.numbers.append(summed_up(weights[few].float(), seen[few], self.floor))
 
-        with watch(model, layers=self.layers, each=take):
+        with self.by(model, lambda count: spaced(count, self.rows), note):
             yield pulse
-
-    @torch.no_grad()
-    def _numbers(self, call: Call) -> Float[Tensor, " m"]:
-        b, _, q, k = call.shape
-        places = spaced(q, self.rows)
-        device = call.value.device if call.value is not None else None
-        at = torch.tensor([places] * b, device=device)
-        weights = call.weights(at).detach().abs()[: self.samples].float()
-        visible = call.visible(at)
-        if visible is None:
-            seen = torch.ones(len(weights), len(places), k, dtype=torch.bool, device=weights.device)
-        else:
-            seen = visible[: self.samples].expand(-1, len(places), k)
-        return summed_up(weights, seen, self.floor)
 
 
 def summed_up(

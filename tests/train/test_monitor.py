@@ -8,13 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from overt.attention import AttentionMap, words
 from overt.capture.watching import watch
 from overt.data.batch import Batch
 from overt.errors import Stopped
+from overt.measure import entropy
+from overt.models import vgg_attention
+from overt.models.output import Output
 from overt.show.curves import from_log
 from overt.supervise.loss import Loss
+from overt.testing import toy_batch
 from overt.train import AttentionMonitor, Limits, Losses, ParameterSet, Progress, fit
-from overt.train.monitor import Pulse, spaced, summed_up
+from overt.train.monitor import Pulse, by_outputs, spaced, summed_up
 
 
 def shown(rows: list[list[float]]) -> Tensor:
@@ -199,7 +204,7 @@ def test_few_rows_and_samples_are_enough():
     batch = Sentences().batch(range(8))
     with torch.no_grad(), watch(model) as seen:
         model(batch)
-    with AttentionMonitor(rows=2, samples=3, layers=[1]).looking(model) as pulse:
+    with AttentionMonitor(rows=2, samples=3, layers=LAYERS[1:]).looking(model) as pulse:
         model(batch)
     whole = seen.map(1)
     wanted = summed_up(whole.weights[:3, 0][:, :, [0, 5]], whole.visible[:3][:, [0, 5]], 0.1)
@@ -232,6 +237,34 @@ def test_a_model_without_attention_is_told():
         model(torch.ones(1, 2))
     with pytest.raises(ValueError, match="no attention was seen in this step"):
         Pulse().read()
+
+
+def test_models_of_ours_are_seen_by_what_they_return():
+    torch.manual_seed(0)
+    model, batch = vgg_attention(classes=3, levels=2).eval(), toy_batch(4)
+    monitor = AttentionMonitor(by=by_outputs)
+    with torch.no_grad(), monitor.looking(model) as pulse:
+        output = model(batch)
+    found = pulse.read()
+    assert list(found) == ["entropy", "sink", "collapse"]  # one query has nobody to be like
+    for number, one in enumerate(output.attention):
+        shares = entropy(one) / math.log(len(one.keys))
+        assert found["entropy"][f"{number} image"] == pytest.approx(float(shares.mean()), abs=1e-5)
+    assert not model._forward_hooks
+
+
+def test_layers_of_one_map_are_told_apart():
+    class Two(nn.Module):
+        def forward(self, x):
+            keys = words(3)
+            values = torch.tensor([[[1.0, 0, 0]], [[1, 1, 1]]])[None, :, None] / torch.tensor(
+                [1.0, 3]
+            ).reshape(1, 2, 1, 1, 1)
+            return Output(torch.zeros(1, 2), (AttentionMap(values, keys),))
+
+    with AttentionMonitor(by=by_outputs).looking(model := Two()) as pulse:
+        model(torch.zeros(1))
+    assert pulse.read()["entropy"] == {"0 text layer 0": 0.0, "0 text layer 1": pytest.approx(1.0)}
 
 
 def test_the_page_has_a_chart_a_number_and_a_line_a_layer(tmp_path):
