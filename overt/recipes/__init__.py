@@ -10,6 +10,7 @@ from overt.recipes.recipe import Recipe
 def recipes() -> dict[str, Callable[[], Recipe]]:
     """Every recipe by name, in the order in which they are listed."""
     from overt.recipes import baselines, scenes
+    from overt.recipes.a2 import recipe as a2
     from overt.recipes.han import recipe as han
     from overt.recipes.ltpa import recipe as ltpa
     from overt.recipes.ssa import recipe as ssa
@@ -45,6 +46,9 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
         han.han_clevr,
         vgp.vgp_scenes,
         vgp.vgp_entities,
+        a2.a2_scenes,
+        a2.a2_flickr8k,
+        a2.a2_coco,
     )
     return {make().name: make for make in every}
 

@@ -26,6 +26,7 @@ COMMITTED = Path(__file__).resolve().parents[2] / "benchmarks"
 def tables() -> dict[str, Table]:
     """Every table by name."""
     from overt.recipes import baselines, scenes
+    from overt.recipes.a2 import tables as a2_tables
     from overt.recipes.han import tables as han_tables
     from overt.recipes.ltpa import tables as ltpa_tables
     from overt.recipes.ssa import tables as ssa_tables
@@ -61,6 +62,7 @@ def tables() -> dict[str, Table]:
         *ssa_tables.tables(),
         *han_tables.tables(),
         *vgp_tables.tables(),
+        *a2_tables.tables(),
     )
     return {table.name: table for table in every}
 

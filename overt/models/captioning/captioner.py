@@ -83,6 +83,11 @@ class Memory:
     def __len__(self) -> int:
         return len(self.states)
 
+    def select(self, rows: Int[Tensor, " n"]) -> "Memory":
+        """The images named, in their order; one may be named several times, a caption each."""
+        present = None if self.present is None else self.present[rows]
+        return Memory(self.states[rows], present, self.layout.select(rows))
+
     def without(self, mask: Mapping[str, Tensor] | None) -> "Memory":
         """The memory without what a mask by span name removes: 1 keeps a region, 0 hides it."""
         name = self.layout.spans[0].name
@@ -138,13 +143,8 @@ class Written:
         sample = self.sample[rows]
         if torch.equal(sample, self.sample):  # beams of one image changing places
             return replace(self, past=past)
-        memory, present = self.memory, self.memory.present
         return Written(
-            Memory(
-                memory.states[rows],
-                None if present is None else present[rows],
-                memory.layout.select(rows),
-            ),
+            self.memory.select(rows),
             tuple((key[rows], value[rows]) for key, value in self.seen),
             past,
             sample,
@@ -396,10 +396,11 @@ class Captioner(nn.Module):
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> "Captioner":
         """Read a model written by `save_pretrained`."""
-        return pretrained.load(_made, folder)
+        return pretrained.load(captioner_from, folder)
 
 
-def _made(config: Mapping[str, Any]) -> Captioner:
+def captioner_from(config: Mapping[str, Any]) -> Captioner:
+    """The captioner of a saved config, with weights by chance."""
     eye = config["eye"]
     seen = CachedRegions(eye["width"]) if eye.get("kind") == "regions" else eye_from(eye)
     return Captioner(CaptionSizes(**config["sizes"]), seen)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import torch
 from einops import rearrange
@@ -242,6 +243,15 @@ def _spread(mask: Weights, seen: Bool[Tensor, "b h q k"]) -> Float[Tensor, " n"]
     return (square / count.clamp_min(1)).sqrt()[count > 1]
 
 
+# Where masks are noted. An edit must not hold the pass that holds what was seen under it: such a
+# ring, with the graph of a whole step in it, would stay until it is searched for.
+Noted = Callable[[], Pass | None]
+
+
+def _nowhere() -> None:
+    """No pass notes these masks."""
+
+
 def crossings(model: nn.Module, run: Callable[[], Any]) -> dict[str, Place]:
     """The attention of a decoder to its encoder, by name, with sizes: `run()` runs the model once.
 
@@ -324,7 +334,7 @@ class Aligner(nn.Module):
     def aligned(self) -> Iterator[Pass]:
         """While this is open the model looks where masks say: for captions and their loss."""
         found = Pass()
-        with watch(self.model, list(self.places), edit=self._aligning(found)) as seen:
+        with watch(self.model, list(self.places), edit=self._aligning(ref(found))) as seen:
             found.seen = seen
             yield found
 
@@ -332,9 +342,10 @@ class Aligner(nn.Module):
     def perturbed(self) -> Iterator[Pass]:
         """While this is open attention is disturbed: for the loss of the mask networks."""
         found = Pass()
+        noted = ref(found)
 
         def edit(call: Call, weights: Weights) -> Weights:
-            mask = self._mask(call, found).to(weights)
+            mask = self._mask(call, noted).to(weights)
             return perturb(weights, mask, self.average, call.visible())
 
         with watch(self.model, list(self.places), edit=edit) as seen:
@@ -343,7 +354,7 @@ class Aligner(nn.Module):
 
     def edit(self) -> Edit | Bias:
         """What aligns, for a watcher of your own: `overt.capture.generate(model, edit=...)`."""
-        inner = self._aligning(None)
+        inner = self._aligning(_nowhere)
         if isinstance(inner, Bias):
             make = inner.make
             return Bias(lambda call: make(call) if call.name in self.places else None)
@@ -354,19 +365,20 @@ class Aligner(nn.Module):
         with self.aligned():
             return self.model(*inputs, **named)
 
-    def _aligning(self, found: Pass | None) -> Edit | Bias:
+    def _aligning(self, noted: Noted) -> Edit | Bias:
         def fuse(call: Call, weights: Weights, enhanced: Weights) -> Weights:
             fusion = self.fusions[_key(call.name)]
             assert isinstance(fusion, Fusion)
             return fusion(weights, enhanced, _products(call)[0].to(weights))
 
-        return self.finish(fuse, lambda call: self.through(self._mask(call, found)))
+        return self.finish(fuse, lambda call: self.through(self._mask(call, noted)))
 
-    def _mask(self, call: Call, found: Pass | None) -> Weights:
+    def _mask(self, call: Call, noted: Noted) -> Weights:
         query, key = _products(call)
         network = self.masks[_key(call.name)]
         dtype = next(network.parameters(), query).dtype
         mask = network(query.to(dtype), key.to(dtype))
+        found = noted()
         if found is not None:
             visible = call.visible()
             seen = torch.ones_like(mask, dtype=torch.bool)
@@ -392,7 +404,7 @@ class Aligner(nn.Module):
         if self._stepping is None:
             self._stepping = watch(
                 *(self.model, list(self.places)),
-                edit=self._aligning(None),
+                edit=self._aligning(_nowhere),
                 each=lambda call: (call.weights(), call.kind),
             )
         with self._stepping as seen:

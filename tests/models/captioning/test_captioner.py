@@ -189,3 +189,14 @@ def test_bad_input_is_refused():
         captioner()(replace(region_batch(), features=torch.zeros(3, 5, 4)))
     with pytest.raises(ValueError, match="with tokens"):
         captioner()(replace(region_batch(), tokens=None))
+
+
+@torch.no_grad()
+def test_an_image_with_several_captions_is_encoded_once():
+    model, batch = captioner(), region_batch()
+    rows = torch.tensor([2, 0, 2])
+    spread = model.encode(batch).select(rows)
+    told = model.write(spread, TOKENS[:, :-1])
+    apart = model.write(model.encode(batch.select(rows)), TOKENS[:, :-1])
+    torch.testing.assert_close(told.logits, apart.logits)
+    torch.testing.assert_close(told.attention.weights, apart.attention.weights)

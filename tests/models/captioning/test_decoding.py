@@ -6,7 +6,15 @@ import torch
 from torch import nn
 
 from overt.data.vocabulary import BEGIN, END
-from overt.models.captioning.decoding import Rules, a_word, beam, beams, greedy, sample
+from overt.models.captioning.decoding import (
+    Rules,
+    a_word,
+    beam,
+    beams,
+    greedy,
+    sample,
+    sample_beside_greedy,
+)
 from overt.testing import Copier, toy_batch
 from tests.models.captioning.test_captioner import captioner, region_batch
 
@@ -190,3 +198,21 @@ def test_bad_input_is_refused():
         sample(model, batch, temperature=0.0)
     with pytest.raises(ValueError, match="0 beams"):
         beam(model, batch, 0)
+
+
+@torch.no_grad()
+def test_the_greedy_text_is_written_beside_those_that_are_drawn():
+    torch.manual_seed(1)
+    model, batch = captioner(seed=3), region_batch()
+    drawn, usual = sample_beside_greedy(model, batch, draws=4, rules=RULES)
+    alone = greedy(model, batch, RULES)
+    assert usual.ids() == alone.ids()
+    torch.testing.assert_close(usual.total, alone.total, atol=1e-5, rtol=0)
+    assert len(drawn) == 12 and len({tuple(one) for one in drawn.ids()}) > 3
+    rows = torch.arange(3).repeat_interleave(4)
+    log_p, _ = told(model, batch.select(rows), drawn.tokens)
+    chosen = log_p.gather(2, drawn.tokens[..., None])[..., 0]
+    expected = torch.where(drawn.mask, chosen, 0)
+    torch.testing.assert_close(drawn.log_probabilities, expected, atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match="0 draws"):
+        sample_beside_greedy(model, batch, draws=0)

@@ -1,4 +1,6 @@
 import copy
+import gc
+from weakref import ref
 
 import pytest
 import torch
@@ -374,3 +376,19 @@ def test_fit_trains_both_sets_and_keeps_them(tmp_path):
              if not value.equal(before[name])}  # fmt: skip
     assert moved == {"model", "masks", "fusions"}
     assert float(next(iter(made.fusions.values())).elapsed) == pytest.approx(3 * 2 / 3)
+
+
+@pytest.mark.parametrize("way", ["aligned", "perturbed"])
+def test_a_pass_goes_when_nobody_holds_it(way):
+    """An edit that held its pass would keep the graph of every step until it is searched for."""
+    made = aligner()
+    gc.collect()
+    gc.disable()
+    try:
+        with getattr(made, way)() as found:
+            made.model(region_batch())
+        gone = ref(found)
+        del found
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,358 @@
+"""From the plain values of aligned captioning to an experiment: cross-entropy, then the critic."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from overt import supervise
+from overt.data.batch import Batch
+from overt.measure.captions import Consensus
+from overt.models.captioning.captioner import Captioner, Memory
+from overt.models.captioning.decoding import Rules, Texts, greedy, sample, sample_beside_greedy
+from overt.models.output import Decoder
+from overt.recipes.a2.data import Parts, Pictures, one_each, opened
+from overt.recipes.a2.evaluation import Scorer, evaluated, texts_of
+from overt.recipes.a2.ground import ground_of, take
+from overt.recipes.a2.networks import AlignedCaptioner, Net, network
+from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic, Schedule
+from overt.recipes.building import limits, source
+from overt.recipes.experiment import Evaluation, Experiment, Stage
+from overt.recipes.recipe import Context
+from overt.supervise import perturb, reward
+from overt.train import (
+    Fitted,
+    Losses,
+    Monitor,
+    ParameterSet,
+    Progress,
+    Reporter,
+    fit,
+    processes,
+    warm_then_cosine,
+)
+
+ELAPSED = 1.5  # temperatures of `decay` in a whole training, as in the code of Lu et al.
+BETAS = (0.9, 0.98)  # of Adam, as in "Attention is all you need"
+
+
+def build(recipe: A2Recipe, context: Context) -> Experiment:
+    """The data, the captioner, its one or two stages, and a test of the captions it writes."""
+    parts = opened(recipe, context)
+    model = network(recipe.model, recipe.align, parts.words.size, parts.eye)
+    device = processes(context.device).device
+    rules = Rules(longest=parts.longest)
+    clock = Clock()
+    scorer = Scorer(parts.val.references)
+
+    def write(net: Decoder, batch: Batch) -> Texts:
+        return greedy(net, batch, rules)
+
+    def validate(net: nn.Module) -> dict[str, float]:
+        with clock.stopped():
+            found = texts_of(cast(Net, net), parts.val, parts.words, write)
+            return {"cider_d": float(scorer(found).mean())}
+
+    monitor = Monitor(validate, "cider_d")
+    stages = [_first(recipe, context, parts, model, monitor)]
+    if recipe.critic.epochs:
+        stages.append(_second(recipe, context, parts, model, monitor, rules, clock))
+
+    def evaluate(reporter: Reporter) -> Evaluation:
+        found = evaluated(model, parts, rules, device)
+        return replace(found, clock=clock.marks())
+
+    return Experiment(
+        model=model,
+        sources=[source(part) for part in (parts.train, parts.val, parts.test)],
+        stages=stages,
+        evaluate=evaluate,
+        example=lambda: parts.test.batch(range(min(8, len(parts.test)))),
+    )
+
+
+def plain_of(model: Net) -> Captioner:
+    """The captioner itself."""
+    return model.captioner if isinstance(model, AlignedCaptioner) else model
+
+
+def encoded(model: Net, batch: Batch) -> Memory:
+    """The memory of every sample; a picture with several captions is encoded once."""
+    pictures, of = one_each(batch)
+    return plain_of(model).encode(pictures).select(of)
+
+
+# --- cross-entropy
+
+
+def noam(width: int, warmup: int, steps: int) -> Callable[[float], float]:
+    """The rate of "Attention is all you need": `d^-1/2 min(s^-1/2, s w^-3/2)` at step s."""
+
+    def factor(fraction: float) -> float:
+        step = 1 + round(fraction * steps)
+        return width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+    return factor
+
+
+def parameter_sets(model: Net, recipe: A2Recipe, pictures: int) -> dict[str, ParameterSet]:
+    """The optimizers of the first stage: of the captioner, and of masks with their own loss."""
+    plan = recipe.train
+    if recipe.learn.schedule is Schedule.NOAM:
+        steps = plan.epochs * math.ceil(math.ceil(pictures / plan.batch) / plan.accumulate)
+        goes = noam(
+            plain_of(model).sizes.width, recipe.learn.warmup, min(steps, plan.steps or steps)
+        )
+    else:
+        goes = warm_then_cosine(plan.warmup)
+    ours = _owned(model)
+    found = {
+        perturb.CAPTIONER: ParameterSet(
+            torch.optim.AdamW(ours[perturb.CAPTIONER], plan.rate, BETAS, weight_decay=plan.decay),
+            goes,
+            plan.clip,
+        )
+    }
+    if perturb.MASKS in ours:
+        adam = torch.optim.Adam(ours[perturb.MASKS], recipe.align.rate)
+        found[perturb.MASKS] = ParameterSet(adam, warm_then_cosine(plan.warmup), clip=1.0)
+    return found
+
+
+def _owned(model: Net) -> dict[str, list[nn.Parameter]]:
+    if isinstance(model, AlignedCaptioner):
+        return model.parameter_sets()
+    return {perturb.CAPTIONER: list(model.parameters())}
+
+
+def next_word_losses(model: Net, batch: Batch, recipe: A2Recipe) -> Losses:
+    """Eq. 11 with aligned attention, and eq. 4 where masks learn by disturbing."""
+    assert batch.tokens is not None and batch.token_mask is not None
+    memory, captioner = encoded(model, batch), plain_of(model)
+    tokens, wanted, rows = batch.tokens[:, :-1], batch.tokens[:, 1:], batch.token_mask[:, 1:]
+
+    def task() -> supervise.Loss:
+        logits = captioner.write(memory, tokens).logits
+        return reward.next_words(logits, wanted, rows, recipe.learn.smoothing)
+
+    if not isinstance(model, AlignedCaptioner):
+        return {perturb.CAPTIONER: {"caption": task()}}
+    if recipe.align.disturbs:
+        return perturb.align(model, task, recipe.align.penalty, rows).losses
+    with model.aligned():
+        return {perturb.CAPTIONER: {"caption": task()}}
+
+
+def _first(recipe: A2Recipe, context: Context, parts: Parts, model: Net, monitor: Monitor) -> Stage:
+    sets = parameter_sets(model, recipe, len(parts.train))
+
+    def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
+        if isinstance(model, AlignedCaptioner):
+            model.advance(ELAPSED * progress.fraction)
+        return next_word_losses(model, batch, recipe)
+
+    def run(resume: bool, reporter: Reporter) -> Fitted | None:
+        begun = ground_of(recipe, context)
+        if begun is not None:
+            take(model, begun)
+            return None
+        return fit(
+            model,
+            parts.train,
+            step,
+            sets,
+            limits(recipe.train),
+            out=context.out,
+            seed=context.seed,
+            device=context.device,
+            monitor=monitor,
+            resume=resume,
+            reporter=reporter,
+        )
+
+    return Stage("train", run)
+
+
+# --- the critic
+
+
+@dataclass
+class Clock:
+    """Seconds of self-critical training, and those of them that its reward took.
+
+    Validations are not counted. A run that goes on counts anew: only the share means something.
+    """
+
+    reward: float = 0.0
+    aside: float = 0.0
+    begun: float | None = None
+    until: float = 0.0
+
+    def step(self) -> None:
+        """Say that a step begins: what came before it is done."""
+        self.until = time.perf_counter()
+        if self.begun is None:
+            self.begun, self.aside = self.until, 0.0
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let no time go by."""
+        before = time.perf_counter()
+        yield
+        self.aside += time.perf_counter() - before
+
+    def marks(self) -> dict[str, float]:
+        """All seconds and the reward's; nothing without a second stage."""
+        if self.begun is None or self.until == self.begun:
+            return {}
+        return {"critic": self.until - self.begun - self.aside, "reward": self.reward}
+
+
+def critical(
+    model: Net, batch: Batch, judge: "Reward", critic: Critic, rules: Rules
+) -> reward.Critique:
+    """One step of eq. 12 on the pictures of a batch, with aligned attention throughout.
+
+    With a greedy baseline its caption is written beside those that are drawn. The model should be
+    in eval mode: captions are then drawn from the captioner that is used, without dropout.
+    """
+    pictures, _ = one_each(batch)
+    memory = plain_of(model).encode(pictures)
+    usual: list[Texts] = []
+    held: list[Tensor] = []
+
+    def draw() -> Texts:
+        if critic.baseline is not Baseline.GREEDY:
+            return sample(model, pictures, critic.draws, rules=rules, features=memory)
+        drawn, alone = sample_beside_greedy(
+            model, pictures, critic.draws, rules=rules, features=memory
+        )
+        usual.append(alone)
+        return drawn
+
+    def worth(drawn: reward.Drawn) -> Tensor:
+        *before, rewards = judge([*usual, drawn], pictures)  # in one go: half the time of two
+        held.extend(one[:, 0] for one in before)
+        return rewards
+
+    def tell(drawn: reward.Drawn) -> Tensor:
+        begin = torch.full_like(drawn.tokens[:, :1], rules.begin)
+        tokens = torch.cat([begin, drawn.tokens[:, :-1]], dim=1)
+        at = torch.arange(len(pictures), device=tokens.device).repeat_interleave(critic.draws)
+        spread = memory.select(at)
+        if isinstance(model, AlignedCaptioner):
+            with model.aligned():
+                logits = model.captioner.write(spread, tokens).logits
+        else:
+            logits = model.write(spread, tokens).logits
+        return reward.log_probabilities(logits, drawn.tokens, rules.never)
+
+    def against(rewards: Tensor) -> Tensor:
+        match critic.baseline:
+            case Baseline.GREEDY:
+                return reward.given(held[0].to(rewards))(rewards)
+            case Baseline.OTHERS:
+                return reward.mean_of_others(rewards)
+            case Baseline.ALL:
+                return reward.mean_of_all(rewards)
+
+    return reward.self_critical(draw, worth, tell, against)
+
+
+class Reward:
+    """CIDEr-D of captions against those of their training pictures, on tokens, the end among them.
+
+    With the end as a word, captions that break off ("a dog with a") do not pay.
+    """
+
+    def __init__(self, data: Pictures, clock: Clock) -> None:
+        self.consensus = Consensus(data.texts())
+        self.at = {name: number for number, name in enumerate(data.ids)}
+        self.clock = clock
+
+    def __call__(self, drawn: Sequence[reward.Drawn], pictures: Batch) -> list[Tensor]:
+        """The reward of each caption of each of these lots, a row a picture."""
+        # what the device still has to do is waited for here, and is not the reward's time
+        lengths = [one.mask.sum(dim=1).tolist() for one in drawn]
+        begun = time.perf_counter()
+        texts = [
+            row[:n]
+            for one, many in zip(drawn, lengths, strict=True)
+            for row, n in zip(one.tokens.tolist(), many, strict=True)
+        ]
+        at = [self.at[name.partition("#")[0]] for name in pictures.ids]
+        images = [one for lot in drawn for one in at for _ in range(len(lot.tokens) // len(at))]
+        scores = self.consensus(texts, images)
+        found = torch.from_numpy(scores).to(drawn[0].tokens.device)
+        parts = found.split([len(one.tokens) for one in drawn])
+        self.clock.reward += time.perf_counter() - begun
+        return [one.reshape(len(pictures), -1) for one in parts]
+
+
+def _second(
+    recipe: A2Recipe,
+    context: Context,
+    parts: Parts,
+    model: Net,
+    monitor: Monitor,
+    rules: Rules,
+    clock: Clock,
+) -> Stage:
+    """Self-critical training of the captioner; masks stay as the first stage left them."""
+    critic = recipe.critic
+
+    def run(resume: bool, reporter: Reporter) -> Fitted:
+        judge = Reward(parts.train, clock)
+        optimizer = torch.optim.Adam(_owned(model)[perturb.CAPTIONER], critic.rate)
+
+        def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
+            net.eval()
+            if isinstance(model, AlignedCaptioner):
+                model.advance(ELAPSED)
+            clock.step()
+            found = critical(model, batch, judge, critic, rules)
+            return {perturb.CAPTIONER: {"critic": found.loss, **_watched(found)}}
+
+        plan = replace(
+            recipe.train,
+            epochs=critic.epochs,
+            steps=critic.steps,
+            batch=critic.batch,
+            accumulate=1,
+            patience=critic.epochs,
+        )
+        return fit(
+            model,
+            parts.train,
+            step,
+            {perturb.CAPTIONER: ParameterSet(optimizer, clip=recipe.train.clip)},
+            limits(plan),
+            out=context.out,
+            seed=context.seed,
+            stage="critic",
+            device=context.device,
+            monitor=monitor,
+            resume=resume,
+            reporter=reporter,
+        )
+
+    return Stage("critic", run)
+
+
+def _watched(found: reward.Critique) -> dict[str, supervise.Loss]:
+    """What to watch of a self-critical step, as losses without weight, so that the log has them."""
+    one = found.loss.total.new_ones(())
+    numbers = {
+        "reward": found.reward,
+        "best": found.best,
+        "baseline": found.baseline,
+        "spread": found.spread,
+        "idle": found.idle,
+        "length": found.length,
+    }
+    return {name: supervise.Loss(one * value, one) for name, value in numbers.items()}

@@ -1,0 +1,67 @@
+"""Runs of seconds: settings of tiny captioners, and Flickr8k and COCO with a few photos each."""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+SETS = (
+    *("data.limit=12", "data.train=12", "data.val=4", "data.test=4"),
+    *("model.width=0.0625", "model.layers=2", "train.batch=4", "train.epochs=1"),
+    "critic.batch=4",
+)
+PHOTO_SETS = tuple(one for one in SETS if not one.startswith(("data.tr", "data.v", "data.te")))
+SAID = ("A dog runs .", "A brown dog is running !", "The dog runs on grass", "a dog", "dog , grass")
+
+
+def write_flickr8k(root: Path, photos: int = 12) -> Path:
+    """Flickr8k in its own format; the first half trains, the rest validates and tests."""
+    folder = root / "flickr8k"
+    (folder / "Flicker8k_Dataset").mkdir(parents=True)
+    dice = np.random.default_rng(1)
+    names = [f"{number}.jpg" for number in range(photos)]
+    for name in names:
+        pixels = dice.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "Flicker8k_Dataset" / name)
+    lines = [f"{name}#{n}\t{text}" for name in names for n, text in enumerate(SAID)]
+    (folder / "Flickr8k.token.txt").write_text("\n".join(lines) + "\n")
+    half, rest = photos // 2, 3 * photos // 4
+    parts = {"train": names[:half], "dev": names[half:rest], "test": names[rest:]}
+    for part, some in parts.items():
+        (folder / f"Flickr_8k.{part}Images.txt").write_text("\n".join(some) + "\n")
+    return root
+
+
+def write_coco(root: Path, photos: int = 12) -> Path:
+    """Karpathy's file with photos that are not there; gives the folder of bottom-up features."""
+    (root / "captions").mkdir(parents=True)
+    parts = ["train", "restval", "val", "test"]
+    images = [
+        {
+            "filename": f"COCO_val2014_{number:012d}.jpg",
+            "filepath": "val2014",
+            "split": parts[number % 4],
+            "sentences": [{"raw": text} for text in SAID],
+        }
+        for number in range(photos)
+    ]
+    (root / "captions" / "dataset_coco.json").write_text(json.dumps({"images": images}))
+    folder = root / "bottom-up"
+    folder.mkdir()
+    write_bottom_up(folder / "karpathy.tsv", range(photos))
+    return folder
+
+
+def write_bottom_up(path: Path, numbers: range, width: int = 8) -> None:
+    """Official lines; photo n has 2 + n % 3 regions."""
+    dice = np.random.default_rng(2)
+    lines = []
+    for number in numbers:
+        count = 2 + number % 3
+        boxes = dice.random((count, 4), np.float32) * 100
+        features = dice.standard_normal((count, width), np.float32)
+        packed = [base64.b64encode(one.tobytes()).decode() for one in (boxes, features)]
+        lines.append("\t".join([str(number), "640", "480", str(count), *packed]))
+    path.write_text("\n".join(lines) + "\n")
