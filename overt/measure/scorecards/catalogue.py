@@ -50,6 +50,8 @@ from overt.measure.measured import Declared, Measure, Measured, defined, row
 from overt.measure.randomised import forgotten_similarity
 from overt.measure.rationales import (
     iou_f1,
+    token_ap,
+    token_auc,
     token_auprc,
     token_f1,
     token_iou,
@@ -59,7 +61,7 @@ from overt.measure.rationales import (
 from overt.measure.scorecards.entries import Ask, Entry, Need, Question, Unasked
 from overt.measure.scorecards.sight import ATTENTION, MASK, PERSON, REMOVALS, Sight
 from overt.measure.sensitivity import infidelity, sensitivity_max, sensitivity_mean, stability
-from overt.measure.shape import effective_support, entropy, gini, hoyer
+from overt.measure.shape import effective_support, entropy, gini, head_redundancy, hoyer
 from overt.measure.transport import emd
 
 DEAREST = ("emd", "kendall", "leave_one_out_agreement")  # exact, and slow: asked by name
@@ -135,9 +137,7 @@ def _entries() -> Iterator[Entry]:
 _PLAUSIBLE = (
     "That the model uses what people use: plausible is not faithful (Jacovi and Goldberg 2020)."
 )
-_CONSTANT = (
-    "Anything of a constant map, which gets (1 + share marked) / 2 for a line it never walks."
-)
+_TIES = "Anything of maps with ties, which are rewarded: one without order gets (1 + share) / 2."
 _CENTRE = "Without the prior beside it, more than that both look at the middle (Tatler 2007)."
 
 
@@ -171,20 +171,19 @@ def _agreement() -> Iterator[Entry]:
     ]
     for function, ask, cannot in fixated:
         yield _entry(function, Question.AGREEMENT, (Need.FIXATIONS,), f"{cannot} {_PLAUSIBLE}", ask)
-    marked: list[Declared[...]] = [
-        token_auprc,
-        token_f1,
-        token_iou,
-        token_precision,
-        token_recall,
-        iou_f1,
+    needs = (Need.WORDS, Need.REGION)
+    ranked_words: list[tuple[Declared[...], str]] = [
+        (token_auprc, _TIES),
+        (token_ap, "Anything below the share of words that are marked, which is chance."),
+        (token_auc, "How many words before the marked ones a reader would have to pass."),
     ]
+    for function, said in ranked_words:
+        asked = partial(_words, function)
+        yield _entry(function, Question.AGREEMENT, needs, f"{said} {_PLAUSIBLE}", asked)
+    marked: list[Declared[...]] = [token_f1, token_iou, token_precision, token_recall, iou_f1]
     for function in marked:
-        soft = function is token_auprc
-        ask = _auprc if soft else partial(_chosen, function)
-        hard = "How sure the map is: as many words are chosen as were marked."
-        cannot = f"{_CONSTANT if soft else hard} {_PLAUSIBLE}"
-        yield _entry(function, Question.AGREEMENT, (Need.WORDS, Need.REGION), cannot, ask)
+        told = f"How sure the map is: as many words are chosen as were marked. {_PLAUSIBLE}"
+        yield _entry(function, Question.AGREEMENT, needs, told, partial(_chosen, function))
 
 
 def _with_truth(function: Declared[...], sight: Sight, name: str) -> Measured:
@@ -225,9 +224,9 @@ def _text_only(sight: Sight, name: str) -> None:
         raise Unasked("cells of a picture are no words")
 
 
-def _auprc(sight: Sight, name: str) -> Measured:
+def _words(function: Declared[...], sight: Sight, name: str) -> Measured:
     _text_only(sight, name)
-    return token_auprc(sight.on_truth(name), sight.truth(name).target)
+    return _with_truth(function, sight, name)
 
 
 def _chosen(function: Declared[...], sight: Sight, name: str) -> Measured:
@@ -472,6 +471,12 @@ def _shape() -> Iterator[Entry]:
     ]
     for function in said:
         yield _entry(function, Question.SHAPE, (), cannot, partial(_of_map, function))
+    alike = "That one head would do: heads that look alike may carry other things."
+    yield _entry(head_redundancy, Question.SHAPE, (Need.MODEL,), alike, _redundancy, each_map=False)
+
+
+def _redundancy(sight: Sight, name: str) -> Measured:
+    return head_redundancy(sight.heads)
 
 
 def _of_map(function: Declared[...], sight: Sight, name: str) -> Measured:

@@ -209,8 +209,9 @@ class Sight:
             raise ValueError(f"there is no map {name!r}; there are {', '.join(self.names())}")
         return self._given_map(name)
 
-    def _own(self) -> AttentionMap:
-        """The last map of the model over the span; heads and layers are fused by their mean."""
+    @cached_property
+    def heads(self) -> AttentionMap:
+        """The last map of the model over the span, all its layers and heads."""
         maps = self.output.attention
         if not maps:
             raise Unasked("the model attends to nothing")
@@ -218,13 +219,17 @@ class Sight:
             None if self._given is None else self._given.target.keys.spans[0].name
         )
         for one in reversed(maps):
-            names = [span.name for span in one.keys.spans]
-            if wanted is None or names == [wanted]:
-                fused = one.over_heads() if one.values.shape[2] > 1 else one
-                fused = fused.over_layers() if fused.values.shape[1] > 1 else fused
-                return positive(one_row(fused))
+            if wanted is None or [span.name for span in one.keys.spans] == [wanted]:
+                return one
         names = [span.name for one in maps for span in one.keys.spans]
         raise Unasked(f"the model attends to {', '.join(names)}, and not to {wanted!r}")
+
+    def _own(self) -> AttentionMap:
+        """The last map of the model over the span; heads and layers are fused by their mean."""
+        fused = self.heads
+        fused = fused.over_heads() if fused.values.shape[2] > 1 else fused
+        fused = fused.over_layers() if fused.values.shape[1] > 1 else fused
+        return positive(one_row(fused))
 
     def _given_map(self, name: str) -> AttentionMap:
         found = self.looks[name](self.batch)

@@ -134,10 +134,20 @@ def test_words_are_chosen_as_many_as_people_marked() -> None:
     batch = Texts(6).batch(range(6))
     assert batch.target is not None
     seen = Sight(PlantedWord().eval(), batch, Truth(batch.target))
-    for key in ("token_f1", "token_iou", "token_precision", "token_recall", "token_auprc"):
+    chosen = ("token_f1", "token_iou", "token_precision", "token_recall")
+    for key in (*chosen, "token_auprc", "token_ap", "token_auc"):
         assert by_key()[key].ask(seen, ATTENTION).tolist() == [1.0] * 6
     with pytest.raises(Unasked, match="no words"):
         by_key()["token_f1"].ask(sight(), ATTENTION)
+
+
+def test_heads_are_compared_before_they_are_fused() -> None:
+    seen = Sight(small_bert(), Texts(4).batch(range(4)), over="text")
+    found = by_key()["head_redundancy"].ask(seen, "model")
+    assert seen.heads.values.shape[2] == 2 and seen.map(ATTENTION).values.shape[2] == 1
+    torch.testing.assert_close(found, measure.head_redundancy(seen.heads))
+    with pytest.raises(ValueError, match="a layer of one head"):
+        by_key()["head_redundancy"].ask(sight(), "model")
 
 
 def test_accuracy_of_other_classes_is_not_asked() -> None:
