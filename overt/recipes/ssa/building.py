@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from overt import models, supervise
+from overt.data import vocabulary
 from overt.data.batch import Batch
 from overt.data.held import Held
 from overt.data.source import Source as DataSet
@@ -22,6 +23,7 @@ from overt.recipes.evaluation import Judge
 from overt.recipes.experiment import Experiment
 from overt.recipes.recipe import Context
 from overt.recipes.scenes import Model as SceneModel
+from overt.recipes.spoken import spoken
 from overt.recipes.ssa.judging import judged
 from overt.recipes.ssa.recipe import (
     Answerer,
@@ -75,12 +77,17 @@ def build(recipe: SsaRecipe, context: Context) -> Experiment:
     )
     stages = Stages(recipe, context, parts)
     judge = opened.test
+
+    def example() -> Batch:
+        return judge.data.batch(range(min(8, len(judge.data))))
+
     return Experiment(
         model=stages.model,
         sources=[source(opened.train), source(opened.validation.data), source(judge.data)],
         stages=stages.all(),
         evaluate=lambda reporter: judged(judge, stages, names[0]),
-        example=lambda: judge.data.batch(range(min(8, len(judge.data)))),
+        example=example,
+        spoken=spoken(stages.model, judge.classes, opened.reader, example),
         judged=judge.data,
     )
 
@@ -89,7 +96,7 @@ def build(recipe: SsaRecipe, context: Context) -> Experiment:
 class Opened:
     """The three parts of a data set, and `shown`, the first of them as it lies on the disk.
 
-    `batch` items are searched at a time.
+    `batch` items are searched at a time; `reader` reads the texts.
     """
 
     train: DataSet
@@ -97,6 +104,7 @@ class Opened:
     test: Judge
     shown: DataSet
     batch: int = 256
+    reader: vocabulary.Reader | None = None
 
 
 Made = tuple[Opened, Callable[[], nn.Module]]
@@ -148,7 +156,8 @@ def texts(data: Texts, model: TextModel | Pretrained, context: Context) -> Made:
     if tuned is not None:  # whose words are found by their characters
         return Opened(train, *judges, train), lambda: tuned(len(classes))
     known = data.name is Files.YELP  # what people marked stands on words, which are not held
-    opened = Opened(train if known else Held.of(train, device_of(context)), *judges, train)
+    kept: DataSet = train if known else Held.of(train, device_of(context))
+    opened = Opened(kept, *judges, train, reader=train.data.reader)
     assert isinstance(model, TextModel)
     return opened, lambda: text_classifier(model, train.data.reader.size, len(classes))
 
@@ -255,7 +264,8 @@ def _asked(
     classes = train.data.classes
     judges = Judge(held, classes, portion=128), Judge(test, classes, portion=128)
     many = 256 if resident is None else 1024
-    opened = Opened(train if resident is None else resident, *judges, train, batch=many)
+    shown = train if resident is None else resident
+    opened = Opened(shown, *judges, train, batch=many, reader=train.data.reader)
 
     def make() -> nn.Module:
         vocabulary = train.data.reader.size
@@ -293,7 +303,8 @@ def scenes(data: Scenes, model: AskModel, context: Context) -> Made:
     counts = (data.train, data.val, data.test)
     train, held, test = (part(split, n) for split, n in zip(SPLITS, counts, strict=True))
     judges = Judge(held, train.answers), Judge(test, train.answers, chance)
-    opened = Opened(Held.of(train, device_of(context)), *judges, train, batch=256)
+    resident = Held.of(train, device_of(context))
+    opened = Opened(resident, *judges, train, batch=256, reader=train.vocabulary)
     wanted = SceneModel(model.width, glimpses=model.glimpses, dropout=model.dropout)
     if model.net is not Answerer.SMALL:
         raise BadInput("scenes are answered by model.net=small")
