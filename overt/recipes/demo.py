@@ -21,6 +21,7 @@ from typing import Any
 from overt import files
 from overt.errors import BadInput, Failed, Stopped
 from overt.recipes import folder, scenes, settings
+from overt.recipes.a2 import recipe as a2
 from overt.recipes.comparison import Row
 from overt.recipes.han import recipe as han
 from overt.recipes.ltpa import recipe as ltpa
@@ -61,6 +62,20 @@ GROUNDED = (
     "train.save_every=400",
     "after.epochs=1",
 )
+ALIGNED = (
+    "data.train=1000",
+    "data.val=60",
+    "data.test=100",
+    "model.width=0.125",
+    "model.layers=2",
+    "train.epochs=4",
+    "train.batch=32",
+    "train.rate=2e-3",
+    "train.save_every=400",
+    "critic.epochs=1",
+    "critic.steps=12",
+    "critic.batch=32",
+)
 ROWS = (
     Row("question-only", scenes.scenes_question, SHORT),
     Row("no-attention", scenes.scenes_none, SHORT),
@@ -70,6 +85,7 @@ ROWS = (
     Row("hard-attention", han.han_scenes, HARD),
     Row("self-supervised", ssa.ssa_scenes, OWN),
     Row("grounded", vgp.vgp_scenes, GROUNDED),
+    Row("aligned-captions", a2.a2_scenes, ALIGNED),
 )
 FIRST = tuple(row.label for row in ROWS[:4])
 

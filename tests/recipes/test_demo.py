@@ -71,6 +71,13 @@ def test_the_grounded_row_supervises_directly_and_goes_on_to_other_tasks() -> No
     assert made.after.epochs == 1  # type: ignore[attr-defined]
 
 
+def test_the_captions_are_aligned_and_then_criticised() -> None:
+    (row,) = demo.pick(["aligned-captions"])
+    made = demo.recipe_of(row)
+    assert made.name == "a2-scenes" and row.label not in demo.FIRST
+    assert made.align.fuse.value == "gate" and made.critic.epochs == 1  # type: ignore[attr-defined]
+
+
 def test_rows_are_picked_by_name_in_our_order() -> None:
     assert demo.pick([]) == tuple(row for row in demo.ROWS if row.label in demo.FIRST)
     assert demo.pick(["all"]) == demo.pick(["soft-attention", "all"]) == demo.ROWS
