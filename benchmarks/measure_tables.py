@@ -1,7 +1,7 @@
 """The tables of measure.md, from what runs left: `python benchmarks/measure_tables.py`.
 
 Scenes: every row that any of the five papers left on the embedded world, by the same few columns.
-They stand on four worlds, one a task, so rows compare within a world and not between them. OSIE and
+They stand on several worlds, one a task, so rows compare within a world and not between them. OSIE and
 Yelp-HAT: `measure/osie.json` and `measure/yelp.json`, as `measure_osie.py` and `measure_yelp.py`
 wrote them. Also writes `measure/scenes.json`.
 """
@@ -26,7 +26,7 @@ COLUMNS = {  # what is shown, and the names it has in results.json
 WORLDS = {
     "scenes": "questions about scenes, 24,000 to learn from",
     "ssa-scenes": "questions about scenes, 12,000 to learn from (Self Supervision for Attention)",
-    "han-scenes": "questions about scenes (Bootstrapping Hard Attention)",
+    "han-hardened": "Sort-of-CLEVR, questions about drawn shapes (Bootstrapping Hard Attention)",
     "ltpa-scenes": "the color of the largest thing (Learn To Pay Attention)",
     "vgp-scenes": "captions of scenes, words to regions (grounded supervision)",
     "a2-scenes": "captions of scenes (Aligning Attention)",
