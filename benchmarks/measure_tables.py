@@ -1,9 +1,9 @@
 """The tables of measure.md, from what runs left: `python benchmarks/measure_tables.py`.
 
 Scenes: every row that any of the five papers left on the embedded world, by the same few columns.
-They stand on several worlds, one a task, so rows compare within a world and not between them. OSIE and
-Yelp-HAT: `measure/osie.json` and `measure/yelp.json`, as `measure_osie.py` and `measure_yelp.py`
-wrote them. Also writes `measure/scenes.json`.
+They stand on several worlds, one a task: rows compare within a world and not between them. OSIE
+and Yelp-HAT: `measure/osie.json` and `measure/yelp.json`, as `measure_osie.py` and
+`measure_yelp.py` wrote them. Also writes `measure/scenes.json`.
 """
 
 import json
