@@ -89,7 +89,7 @@ def head_numbers(
     for l, h in np.argwhere(~known).tolist():
         pictures[l][h] = np.full((1, 1, 3), 255, np.uint8)
     ends = (f"{low:g}", f"{high:g}")
-    figure = _sheet(pictures, range(layers), range(heads), table, ends, title, "")
+    figure = _sheet(pictures, range(layers), range(heads), table, ends, title, "", widest=0.6)
     if heads <= 16:
         for axes, value, picture in zip(
             figure.axes, values.ravel(), (one for line in pictures for one in line), strict=False
@@ -109,10 +109,11 @@ def _sheet(
     ends: tuple[str, str],
     title: str,
     about: str,
+    widest: float = 1.3,
 ) -> "Figure":
     rows, columns = pictures[0][0].shape[:2]
     room = PAGE - EDGE - 0.08
-    wide = min(1.3, room / len(heads) - GAP)
+    wide = min(widest, room / len(heads) - GAP)
     tall = wide * min(2.0, max(0.4, rows / columns))
     top = 0.5
     figure = blank(PAGE, top + len(layers) * (tall + GAP) + (0.72 if about else 0.5))

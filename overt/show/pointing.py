@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from overt.attention import AttentionMap, Layout, Span
 from overt.geometry import RegionGeometry, TextGeometry
@@ -36,9 +36,9 @@ def word_regions(
 
     The map goes from a text to regions: `seen.block("text", "regions")` of one layer and head, or
     the mean of heads for None. `words` are some of the text's words or the numbers of tokens; by
-    default those that the truth grounds, else the strongest, as many as there are colours. A box is
-    the more opaque the larger its weight; where the truth says that a word means other boxes, these
-    are dashed in the word's colour.
+    default the last of each phrase that the truth grounds, else the words that look hardest at one
+    region, as many as there are colours. A box is the more opaque the larger its weight; what the
+    truth says that a word means is dashed in the word's colour.
     """
     one = attention.select(torch.tensor([row], device=attention.values.device)).layer(layer)
     one = (one.over_heads() if head is None else one.head(head)).detach().to("cpu")
@@ -90,7 +90,9 @@ def _boxes(layout: Layout) -> Span:
     raise ValueError("the keys of this map are no regions: their layout has no boxes")
 
 
-def _wanted(truth: AttentionMap | None, row: int, shape: tuple[int, ...]) -> "np.ndarray | None":
+def _wanted(
+    truth: AttentionMap | None, row: int, shape: tuple[int, ...]
+) -> Bool[np.ndarray, "n m"] | None:
     if truth is None:
         return None
     found = (truth.weights[row, 0, 0] > 0) & truth.visible[row]
@@ -103,12 +105,12 @@ def _chosen(
     text: TextGeometry,
     weights: Float[np.ndarray, "n m"],
     words: Sequence[str | int] | None,
-    wanted: "np.ndarray | None",
+    wanted: Bool[np.ndarray, "n m"] | None,
 ) -> list[int]:
     tokens = text.tokens(0)
     there = [at for at, token in enumerate(tokens) if token.strip()]
     if words is None:
-        grounded = [at for at in there if wanted is not None and wanted[at].any()]
+        grounded = [] if wanted is None else _last_of_phrases(there, wanted)
         best = sorted(there, key=lambda at: -weights[at].max(initial=0.0))
         found = grounded or [at for at in best if weights[at].max(initial=0.0) > 0]
         return sorted(found[: len(APART)])
@@ -122,6 +124,16 @@ def _chosen(
             said = ", ".join(tokens[at] for at in there)
             raise ValueError(f"no word {word!r} in this text; there are {said}")
     return found
+
+
+def _last_of_phrases(there: list[int], wanted: Bool[np.ndarray, "n m"]) -> list[int]:
+    """Of neighbouring words that mean the same boxes, the last, which is the noun in English."""
+    after = dict(zip(there, [*there[1:], None], strict=True))
+    return [
+        at
+        for at, following in after.items()
+        if wanted[at].any() and (following is None or (wanted[at] != wanted[following]).any())
+    ]
 
 
 def _top(weights: Float[np.ndarray, " m"], most: int) -> list[int]:

@@ -44,7 +44,8 @@ class SelfAttention(nn.Module):
         )
         taps = (Tap(query), Tap(key)) if _tapped(query) else None
         found = nn.functional.scaled_dot_product_attention(
-            *((query, key) if taps is None else (taps[0].tensor, taps[1].tensor)),
+            query if taps is None else taps[0].tensor,
+            key if taps is None else taps[1].tensor,
             value,
             attn_mask=allowed if bias is None else bias,
             dropout_p=self.dropout if self.training else 0.0,
