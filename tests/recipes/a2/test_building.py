@@ -1,10 +1,12 @@
 """Stages of the aligned captioner: rates, losses, the critic, and going on after a stop."""
 
+import gc
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -17,9 +19,11 @@ from overt.models.captioning.decoding import Rules, greedy
 from overt.recipes import find, settings
 from overt.recipes.a2 import recipe as a2
 from overt.recipes.a2.building import (
+    SEARCH_EVERY,
     Clock,
     Reward,
     critical,
+    let_go,
     next_word_losses,
     noam,
     parameter_sets,
@@ -142,6 +146,23 @@ def test_the_reward_is_cider_d_with_the_end_as_a_word(parts: Parts):
     wanted = Consensus(said)([said[2][1], said[0][1]], [2, 0])
     assert found[:, 0].tolist() == pytest.approx(wanted.tolist())
     assert said[2][1][-1] == END
+
+
+def test_rings_of_garbage_are_let_go_every_few_steps():
+    class Ring:
+        def __init__(self) -> None:
+            self.own = self
+
+    gc.collect()
+    gc.disable()
+    try:
+        gone = ref(Ring())
+        let_go(1)
+        assert gone() is not None
+        let_go(SEARCH_EVERY)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_time_that_validation_takes_is_not_the_critics():

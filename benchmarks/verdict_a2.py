@@ -1,0 +1,131 @@
+"""Apply the decision rules in LOG.md to what is kept of the attention-aligned captioner.
+
+    python benchmarks/verdict_a2.py                                       # from benchmarks/a2-*
+    python benchmarks/verdict_a2.py runs/a2-flickr8k benchmarks/a2-flickr8k  # keep runs first
+
+Differences are of CIDEr-D, picture by picture and seed by seed, in points of a hundred; intervals
+are drawn over seeds and pictures. Rows that are not there are missing, and decide nothing.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import kept as kept_in
+import torch
+from kept import in_points, over
+from torch import Tensor
+
+from overt.measure.statistics import Interval
+from overt.recipes.a2.recipe import FUSIONS
+
+HERE = Path(__file__).parent
+SETS = ("a2-scenes", "a2-flickr8k")
+SHOWN = ("bleu_4", "meteor", "rouge_l", "cider_d", "greedy_cider_d")
+ASKED = ("cider_d", "rouge_l", "greedy_cider_d", "words")
+PLACEBOS = ("gate-random", "gate-shuffled", "gate-free")
+BLEU, CIDER = 0.17, 0.45  # what the plain captioner of Flickr8k should reach
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The runs of one folder: what they reported, and their numbers picture by picture."""
+
+    results: Mapping[tuple[str, int], dict[str, Any]]
+    samples: Mapping[str, Tensor]
+
+    def seeds(self, row: str) -> list[int]:
+        """The seeds that a row has."""
+        return sorted(seed for label, seed in self.results if label == row)
+
+    def minus(self, one: str, other: str, name: str = "cider_d") -> Interval | None:
+        """The difference of two rows over the seeds that both have; None where there is none."""
+        seeds = [seed for seed in self.seeds(one) if seed in self.seeds(other)]
+        if not seeds:
+            return None
+        ours, theirs = (
+            torch.stack([self.samples[f"{row}/seed-{seed}/{name}"] for seed in seeds])
+            for row in (one, other)
+        )
+        return over(ours - theirs)
+
+    def mean(self, row: str, name: str) -> float:
+        """A measure of a row, its mean over seeds."""
+        found = [self.results[row, seed]["ours"][name]["value"] for seed in self.seeds(row)]
+        return sum(found) / len(found)
+
+
+def verdict(found: Interval | None) -> str:
+    """Confirmed, refuted or undecided, by the interval; or missing."""
+    if found is None:
+        return "missing"
+    return "confirmed" if found.low > 0 else "refuted" if found.high < 0 else "undecided"
+
+
+def order(kept: Kept) -> str:
+    """Whether gate > decay > max > moving average > none, by the four neighbouring differences."""
+    said = []
+    for worse, better in pairwise(FUSIONS):
+        apart = kept.minus(better, worse)
+        said.append(verdict(apart))
+        print(f"  {better} over {worse}: {said[-1]}{_shown(apart)}")
+    if "refuted" in said:
+        return "refuted"
+    if set(said) == {"confirmed"}:
+        return "confirmed"
+    return "undecided" if "missing" not in said else "undecided, with rows missing"
+
+
+def critics(kept: Kept) -> None:
+    """What self-critical training added to each row that has it."""
+    rows = [row for row in FUSIONS if kept.seeds(f"{row}-critic")]
+    if not rows:
+        print("  critic: missing, so not shown")
+    for row in rows:
+        apart = kept.minus(f"{row}-critic", row)
+        print(f"  critic on {row}: {verdict(apart)}{_shown(apart)}")
+
+
+def judge(folder: Path) -> None:
+    """Every rule on one set."""
+    print(f"== {folder.name}")
+    if not (folder / "samples.npz").is_file():
+        print("  nothing is kept: nothing is decided")
+        return
+    kept = Kept(*kept_in.read(folder))
+    for row in dict.fromkeys(label for label, _ in kept.results):
+        numbers = {name: kept.mean(row, name) for name in SHOWN}
+        shown = ", ".join(f"{name} {100 * one:.1f}" for name, one in numbers.items())
+        print(f"  {row}, seeds {kept.seeds(row)}: {shown}")
+    if folder.name == "a2-flickr8k" and kept.seeds("none"):
+        bleu, cider = kept.mean("none", "bleu_4"), kept.mean("none", "cider_d")
+        met = "reached" if bleu >= BLEU and cider >= CIDER else "NOT reached"
+        print(f"  plain baseline: {met}: BLEU-4 {bleu:.3f} of {BLEU}, CIDEr {cider:.3f} of {CIDER}")
+    print(f"  order of Table 3: {order(kept)}")
+    for row in FUSIONS[1:]:
+        print(f"  {row} helps: {verdict(kept.minus(row, 'none'))}")
+    for row in PLACEBOS:
+        print(f"  gate over {row}: {verdict(kept.minus('gate', row))}")
+        apart = kept.minus(row, "none")
+        print(f"  {row} over none: {verdict(apart)}{_shown(apart)}")
+    critics(kept)
+
+
+def _shown(found: Interval | None) -> str:
+    return "" if found is None else f", {in_points(found)}"
+
+
+def main() -> None:
+    """Keep runs where two folders are named; then judge what is kept."""
+    if len(sys.argv) == 3:
+        runs, folder = map(Path, sys.argv[1:])
+        kept_in.keep(runs, folder, lambda name, values: values if name in ASKED else None)
+    for name in SETS:
+        judge(HERE / name)
+
+
+if __name__ == "__main__":
+    main()
