@@ -103,12 +103,18 @@ def test_the_list_has_every_measure_and_what_it_cannot_say(call: Call) -> None:
         (["{photos}/maps", "{photos}/maps/p0.png"], "There is no data set"),
         (["{photos}", "{photos}", "--compare", "gone"], "'gone' is not a folder"),
         (["{vit}", "yelp_hat"], "name the folder that holds yelp_hat"),
+        (["{bert}", "{photos}"], "bert reads texts, and photos"),
+        (["", "{photos}"], "holds no model"),
+        (
+            ["{photos}/maps", "{photos}", "--over", "sound"],
+            "gives a map of these samples over 'sound'",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(
     call: Call, shelf: foreign.Shelf, photos: Path, tmp_path: Path, args: list[str], said: str
 ) -> None:
-    places = {"photos": photos, "vit": shelf["vit"]}
+    places = {"photos": photos, "vit": shelf["vit"], "bert": shelf["bert"]}
     given = [word.format(**places) for word in args]
     if "--out" not in given:
         given += ["--out", str(tmp_path / "card")]

@@ -3,13 +3,14 @@
 import math
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt import files
-from overt.errors import BadInput
+from overt.errors import BadInput, Damaged, Failed, Stopped
 from overt.recipes import folder as run_folder
 from overt.recipes.opening import Subject, is_model, locate, open_model
 
@@ -135,24 +136,57 @@ def score(
 
     opened = opened_model(wish.model, root, device, say)
     data = opened_data(wish.data, opened, root)
+    _goes_with(opened, data)
     looks = dict(opened.looks or {})
     if wish.maps is not None:
         from overt.measure.scorecards.outside import outside_maps
 
         looks["outside"] = outside_maps(wish.maps)
-    return measure.scorecard(
-        opened.model,
-        data,
-        wish.measures,
-        looks,
-        over=wish.over or opened.over,
-        name=opened.name,
-        seed=wish.seed,
-        limit=wish.limit,
-        portion=wish.portion,
-        out=out,
-        progress=progress,
-    )
+    with _fitting(opened.name, data.name):
+        return measure.scorecard(
+            opened.model,
+            data,
+            wish.measures,
+            looks,
+            over=wish.over or opened.over,
+            name=opened.name,
+            seed=wish.seed,
+            limit=wish.limit,
+            portion=wish.portion,
+            out=out,
+            progress=progress,
+        )
+
+
+def _goes_with(opened: Opened, data: "Source") -> None:
+    """Refuse pictures for a model that reads, and texts for one that looks."""
+    first = data.batch([0]) if len(data) else None
+    if first is None:
+        return
+    if opened.over == "text" and first.tokens is None:
+        raise BadInput(f"{opened.name} reads texts, and {data.name} has none.")
+    if opened.over == "image" and first.images is None:
+        raise BadInput(f"{opened.name} looks at pictures, and {data.name} has none.")
+
+
+@contextmanager
+def _fitting(model: str, data: str) -> Iterator[None]:
+    """What comes of a model and a data set that do not go together is one sentence about both."""
+    try:
+        yield
+    except (BadInput, Damaged, Failed, Stopped, MemoryError):
+        raise
+    except ValueError as error:
+        raise BadInput(f"{model} cannot be measured on {data}: {_first(error)}.") from error
+    except (RuntimeError, IndexError, KeyError, TypeError) as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise Failed(f"{model} could not be run on {data} ({_first(error)}).") from error
+
+
+def _first(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0].rstrip(".") if lines else type(error).__name__)[:300]
 
 
 def listing() -> list[list[str]]:

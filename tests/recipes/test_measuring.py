@@ -10,7 +10,7 @@ from PIL import Image
 
 from overt import files
 from overt.data import sets
-from overt.errors import BadInput
+from overt.errors import BadInput, Failed
 from overt.measure.scorecards.catalogue import catalogue
 from overt.recipes import measuring
 from overt.recipes.measuring import Opened, Wish
@@ -176,6 +176,19 @@ def test_the_list_says_everything_of_every_measure() -> None:
 def test_what_is_wrong_at_first_sight_is_said_first(wish: Wish, said: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=said):
         measuring.check(wish, tmp_path)
+
+
+def test_what_does_not_go_together_is_one_sentence_about_both() -> None:
+    from tests.measure.scorecards.toys import Pictures, Texts
+
+    with pytest.raises(BadInput, match="x looks at pictures, and texts has none"):
+        measuring._goes_with(Opened("x", over="image"), Texts(2))
+    measuring._goes_with(Opened("x", over="image"), Pictures(2))
+    told = "x cannot be measured on y: no such key"
+    with pytest.raises(BadInput, match=told), measuring._fitting("x", "y"):
+        raise ValueError("no such key.\nmore")
+    with pytest.raises(Failed, match="x could not be run on y"), measuring._fitting("x", "y"):
+        raise IndexError("index out of range")
 
 
 def test_a_run_is_not_written_over(run: Path) -> None:

@@ -201,7 +201,8 @@ def _measured(sight: Sight, entries: Sequence[Entry]) -> Part:
     started = time.perf_counter()
     names = sight.names()
     if not names:
-        raise BadInput("neither the model nor anybody else gives a map of these samples.")
+        where = "" if sight.wanted is None else f" over {sight.wanted!r}"
+        raise BadInput(f"neither the model nor anybody else gives a map of these samples{where}.")
     clock["maps"] = time.perf_counter() - started
     rows = (*names, MODEL)
     numbers = np.full((len(rows), len(entries), len(sight)), np.nan, dtype=np.float32)

@@ -74,7 +74,7 @@ class Sight:
         seed: int = 0,
     ) -> None:
         self.model, self.batch, self.looks, self.seed = model, batch, dict(looks or {}), seed
-        self._wanted, self._given = over, truth
+        self.wanted, self._given = over, truth
         self._maps: dict[str, AttentionMap] = {}
         self._curves: dict[tuple[str, ...], Curve] = {}
         self._asked: dict[tuple[str, str], Tensor] = {}
@@ -148,8 +148,8 @@ class Sight:
     @cached_property
     def over(self) -> str:
         """The span that is judged."""
-        if self._wanted is not None:
-            return self._wanted
+        if self.wanted is not None:
+            return self.wanted
         if self._given is not None:
             return self._given.target.keys.spans[0].name
         return self.like.keys.spans[0].name
@@ -215,7 +215,7 @@ class Sight:
         maps = self.output.attention
         if not maps:
             raise Unasked("the model attends to nothing")
-        wanted = self._wanted or (
+        wanted = self.wanted or (
             None if self._given is None else self._given.target.keys.spans[0].name
         )
         for one in reversed(maps):
@@ -235,6 +235,9 @@ class Sight:
         found = self.looks[name](self.batch)
         if len(found) != len(self):
             raise ValueError(f"{len(found)} maps called {name!r} for {len(self)} samples")
+        named = [span.name for span in found.keys.spans]
+        if self.wanted is not None and named != [self.wanted]:
+            raise Unasked(f"the maps {name!r} are over {', '.join(named)}, not {self.wanted!r}")
         found = positive(one_row(found.detach().to(self.device)))
         first = next(iter(self.looks))
         try:
@@ -264,8 +267,8 @@ class Sight:
         return found
 
     def _activation(self) -> AttentionMap:
-        if self._wanted not in (None, "image"):
-            raise Unasked(f"class activation is over the image, and {self._wanted!r} is judged")
+        if self.wanted not in (None, "image"):
+            raise Unasked(f"class activation is over the image, and {self.wanted!r} is judged")
         layer, geometry = self._layer, self.alone.geometry
         assert isinstance(self.model, nn.Module)
         try:
