@@ -12,7 +12,7 @@ from overt.train.loop import (
     fit,
     warm_then_cosine,
 )
-from overt.train.monitor import AttentionMonitor, Pulse, by_outputs, by_watching
+from overt.train.monitor import AttentionMonitor, Monitored, Pulse, by_outputs, by_watching
 from overt.train.processes import Processes, processes
 from overt.train.report import Reporter
 from overt.train.trainer import (
@@ -31,6 +31,7 @@ __all__ = [
     "Limits",
     "Losses",
     "Monitor",
+    "Monitored",
     "ParameterSet",
     "Processes",
     "Progress",

@@ -200,3 +200,39 @@ def spaced(count: int, most: int) -> list[int]:
 
 def _nats(shares: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
     return -torch.where(shares > 0, shares * torch.where(shares > 0, shares, 1).log(), 0).sum(-1)
+
+
+# --- loops that are not ours
+
+
+class Monitored:
+    """What makes a Trainer log how attention does: `class Mine(Monitored, Trainer): ...`.
+
+    `attention` says how often and what. The numbers of the last step that was looked at stand
+    beside the next losses that are logged, as `attention/entropy/LAYER`.
+    """
+
+    attention = AttentionMonitor()
+    _looked = -1  # the step that was looked at last: one batch of it is enough
+    _pulse: Pulse | None = None
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The loss that Trainer computes, watched if its turn has come."""
+        trainer: Any = super()
+        step = self.state.global_step  # type: ignore[attr-defined]
+        due = model.training and step != self._looked and self.attention.due(step)
+        if not due:
+            return trainer.compute_loss(model, inputs, *args, **kwargs)
+        self._looked = step
+        bare = self.accelerator.unwrap_model(model)  # type: ignore[attr-defined]
+        with self.attention.looking(bare) as self._pulse:
+            return trainer.compute_loss(model, inputs, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, with the numbers of the layers where there are new ones."""
+        if "loss" in logs and self._pulse is not None:
+            found, self._pulse = self._pulse.read(), None
+            for number, layers in found.items():
+                logs |= {f"attention/{number}/{layer}": value for layer, value in layers.items()}
+        trainer: Any = super()
+        trainer.log(logs, *args, **kwargs)

@@ -19,7 +19,7 @@ from overt.show.curves import from_log
 from overt.supervise.loss import Loss
 from overt.testing import toy_batch
 from overt.train import AttentionMonitor, Limits, Losses, ParameterSet, Progress, fit
-from overt.train.monitor import Pulse, by_outputs, spaced, summed_up
+from overt.train.monitor import Monitored, Pulse, by_outputs, spaced, summed_up
 
 
 def shown(rows: list[list[float]]) -> Tensor:
@@ -275,3 +275,44 @@ def test_the_page_has_a_chart_a_number_and_a_line_a_layer(tmp_path):
     assert [step for step, _ in chart[0].points] == [1, 6, 11]
     assert len({line.colour for line in chart}) == 2
     assert "task loss" in charts
+
+
+# --- Hugging Face's Trainer
+
+
+def test_a_trainer_logs_it_too(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Mine(Monitored, transformers.Trainer):
+        attention = AttentionMonitor(every=2)
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    model = transformers.BertForSequenceClassification(config)
+    rows = [{"input_ids": torch.arange(6) + at % 3, "labels": at % 2} for at in range(16)]
+    settings = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=4,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = Mine(model=model, args=settings, train_dataset=rows)
+    trainer.train()
+    logs = [one for one in trainer.state.log_history if "loss" in one]
+    told = [sorted(name for name in one if name.startswith("attention/")) for one in logs]
+    assert [bool(names) for names in told] == [True, False, True, False]
+    layer = "bert.encoder.layer.0.attention.self"
+    assert 0 < logs[0][f"attention/entropy/{layer}"] <= 1 and len(told[0]) == 2 * 4
