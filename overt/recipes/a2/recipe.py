@@ -276,8 +276,9 @@ def a2_coco() -> A2Recipe:
 
     The paper (Attention-Aligned Transformer for Image Captioning, Table 1) reaches a BLEU-1 of
     78.60 % and a CIDEr of 1.250 with cross-entropy; 81.50 % and 1.339 with self-critical training,
-    whose length it does not state: `critic.epochs=20` is our choice. It needs bottom-up features in the official files (`data.features`); without them cells of a backbone do.
-    Batches of 10 photos are 50 captions, the paper's. A warm-up of "10,00" steps is read as 10,000.
+    whose length it does not state: `critic.epochs=20` is our choice. It needs bottom-up features in
+    the official files (`data.features`); without them cells of a backbone do. Batches of 10 photos
+    are 50 captions, the paper's. A warm-up of "10,00" steps is read as 10,000.
     """
     return A2Recipe(
         "a2-coco",
