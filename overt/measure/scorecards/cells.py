@@ -18,16 +18,17 @@ from overt.geometry import PixelGeometry
 Run = Callable[[], Float[Tensor, "b c"]]
 
 
-def last_cells(model: nn.Module, run: Run) -> nn.Module | None:
-    """The last module of a run that gives out features (b, c, y, x) of more than one cell.
+def last_cells(model: nn.Module, run: Run, size: tuple[int, int]) -> nn.Module | None:
+    """The last module of a run on pictures of `size` that gives out features (b, c, y, x) of cells.
 
     It has to run once: of a layer that is used again it could not be said which use is meant. The
     first such module is none: what cuts a picture into patches for a Transformer has seen nothing.
+    Cells are as wide as they are high, up to rounding: heads of attention have four axes as well.
     """
     order: list[nn.Module] = []
 
     def note(module: nn.Module, given: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
+        if isinstance(output, Tensor) and output.ndim == 4 and _are_cells(output, size):
             order.append(module)
             shapes[module] = output.shape
 
@@ -41,6 +42,11 @@ def last_cells(model: nn.Module, run: Run) -> nn.Module | None:
         if order.count(module) == 1 and shapes[module][2] * shapes[module][3] > 1:
             return module
     return None
+
+
+def _are_cells(features: Tensor, size: tuple[int, int]) -> bool:
+    high, wide = (side / cells for side, cells in zip(size, features.shape[-2:], strict=True))
+    return features.is_floating_point() and min(high, wide) >= 0.5 and round(high) == round(wide)
 
 
 class _Classifier(nn.Module):

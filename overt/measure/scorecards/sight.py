@@ -156,7 +156,7 @@ class Sight:
 
     def names(self) -> tuple[str, ...]:
         """All maps of this sight, those of the model first, then controls, then people."""
-        found = [ATTENTION, *self.looks, GRADIENT, ACTIVATION, *CONTROLS, PERSON]
+        found = [ATTENTION, *self.looks, ACTIVATION, GRADIENT, *CONTROLS, PERSON]
         there = []
         for name in found:
             try:
@@ -261,7 +261,8 @@ class Sight:
         """The last layer of the model that keeps the picture as cells."""
         if not isinstance(self.model, nn.Module) or self.alone.images is None:
             raise Unasked("only a network that is shown pictures has features of their cells")
-        found = cells.last_cells(self.model, lambda: self.classify(self.pictures))
+        height, width = self.pictures.shape[-2:]
+        found = cells.last_cells(self.model, lambda: self.classify(self.pictures), (height, width))
         if found is None:
             raise Unasked("no layer of the model keeps the picture as cells")
         return found

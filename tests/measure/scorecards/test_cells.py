@@ -24,11 +24,13 @@ class Net(nn.Module):
 
 def test_the_last_cells_are_found_and_a_pooled_vector_is_none() -> None:
     net, images = Net(), torch.randn(2, 3, 8, 8)
-    assert last_cells(net, lambda: net(images)) is net.second
-    assert last_cells(nn.Linear(2, 2), lambda: torch.zeros(1, 2)) is None
+    assert last_cells(net, lambda: net(images), (8, 8)) is net.second
+    assert last_cells(nn.Linear(2, 2), lambda: torch.zeros(1, 2), (8, 8)) is None
     assert not net.second._forward_hooks
     patches = nn.Sequential(nn.Conv2d(3, 4, 4, stride=4), nn.Flatten(2))
-    assert last_cells(patches, lambda: patches(images)) is None  # cut into patches, nothing more
+    assert (
+        last_cells(patches, lambda: patches(images), (8, 8)) is None
+    )  # cut into patches, nothing more
 
 
 def test_a_layer_that_runs_twice_is_passed_over() -> None:
@@ -38,8 +40,23 @@ def test_a_layer_that_runs_twice_is_passed_over() -> None:
         net.second(net.first(images))
         return net(images)
 
-    assert last_cells(net, lambda: net.second(net.first(images)).flatten(1)) is net.second
-    assert last_cells(net, twice) is None
+    assert last_cells(net, lambda: net.second(net.first(images)).flatten(1), (8, 8)) is net.second
+    assert last_cells(net, twice, (8, 8)) is None
+
+
+def test_heads_of_attention_are_no_cells() -> None:
+    """They have four axes too: 5 queries of 8 numbers each are no picture of 8 x 8 pixels."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(3, 4, 4, stride=4), nn.Identity()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.first(images).new_zeros(2, 4, 5, 8)).flatten(1)
+
+    net = Heads()
+    assert last_cells(net, lambda: net(torch.zeros(2, 3, 8, 8)), (8, 8)) is None
 
 
 def test_after_a_mean_and_a_linear_layer_both_are_class_activation() -> None:

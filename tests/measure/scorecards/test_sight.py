@@ -49,7 +49,7 @@ def test_a_model_that_attends_has_all_maps_but_those_of_people() -> None:
 def test_a_network_that_attends_to_nothing_is_seen_by_its_cells() -> None:
     batch = Pictures(4).batch(range(4))
     sight = Sight(SmallCNN(3, width=0.1).eval(), batch)
-    assert sight.names()[:2] == (GRADIENT, ACTIVATION)
+    assert sight.names()[:2] == (ACTIVATION, GRADIENT)
     assert sight.like.keys.spans[0].shape == (2, 2) and sight.over == "image"
     with pytest.raises(Unasked, match="attends to nothing"):
         sight.map(ATTENTION)
