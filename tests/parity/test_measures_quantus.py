@@ -12,7 +12,7 @@ from torch import nn
 from overt import measure
 from overt.attention import AttentionMap, grid
 
-quantus = pytest.importorskip("quantus")
+quantus = pytest.importorskip("quantus", reason="quantus is not here", exc_type=ImportError)
 
 SIDE, SAMPLES, CLASSES = 6, 5, 3
 QUIET = {"disable_warnings": True, "display_progressbar": False, "normalise": False}
