@@ -117,7 +117,7 @@ def test_mass_is_counted_word_by_word(parts: Parts) -> None:
     assert parts.truth is not None
     batch = replace(parts.test.batch([2]), target=parts.truth.batch([2]).target)
     found = of_words(model, batch)["mass_inside"]
-    attention = model(batch).attention.weights.mean(dim=2)  # type: ignore[operator]
+    attention = model(batch).attention.weights.mean(dim=2).detach()  # type: ignore[operator]
     assert batch.target is not None and batch.token_mask is not None
     truth = batch.target.weights[:, 0, 0] > 0
     for row in range(5):
