@@ -291,7 +291,7 @@ def main() -> None:
     """Keep runs if asked, then say what the rules say."""
     if len(sys.argv) == 3:
         keep(Path(sys.argv[1]), Path(sys.argv[2]))
-    scenes, pictures = HERE / "vgp-scenes", HERE / "vgp-entities"
+    scenes = HERE / "vgp-scenes"
     if (scenes / "samples.npz").is_file():
         kept = read(scenes)
         print(table(kept), goal(kept), learned(kept), sep="\n")
@@ -299,9 +299,10 @@ def main() -> None:
         print(*(slipped(kept, name) for name in COLUMNS), sep="\n")
         print(*(line for name in COLUMNS for line in orders(kept, name)), sep="\n")
         print(*chosen(kept), *by_words(kept), sep="\n")
-    if (pictures / "samples.npz").is_file():
-        kept = read(pictures)
-        print(table(kept), *photos(kept), sep="\n")
+    for name in ("vgp-entities", "vgp-entities-small"):
+        if (HERE / name / "samples.npz").is_file():
+            kept = read(HERE / name)
+            print(name, table(kept), *photos(kept), sep="\n")
     if (HERE / "vgp" / "speed_gpu.json").is_file():
         print(*cost(HERE / "vgp" / "speed_gpu.json"), sep="\n")
 
