@@ -23,7 +23,7 @@ from overt.measure.statistics import Interval
 from overt.recipes.a2.recipe import FUSIONS
 
 HERE = Path(__file__).parent
-SETS = ("a2-scenes", "a2-flickr8k")
+SETS = ("a2-scenes", "a2-scenes-small", "a2-flickr8k")
 SHOWN = ("bleu_4", "meteor", "rouge_l", "cider_d", "greedy_cider_d")
 ASKED = ("cider_d", "rouge_l", "greedy_cider_d", "words")
 PLACEBOS = ("gate-random", "gate-shuffled", "gate-free")
