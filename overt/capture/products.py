@@ -37,9 +37,15 @@ class Tap:
 
     def taken(self) -> list[tuple[Index, Tensor]]:
         """What this backward pass has brought; what an earlier one left is forgotten."""
-        now = torch._C._current_graph_task_id()
-        parts, self.parts = self.parts, []
-        return [(index, part) for task, index, part in parts if task == now]
+        return _taken(self.parts)
+
+
+def _taken(parts: list[tuple[int, Index, Tensor]]) -> list[tuple[Index, Tensor]]:
+    """What the backward pass under way has brought; the list is empty afterwards."""
+    now = torch._C._current_graph_task_id()
+    found = [(index, part) for task, index, part in parts if task == now]
+    parts.clear()
+    return found
 
 
 class _Tapped(torch.autograd.Function):
@@ -47,16 +53,16 @@ class _Tapped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, tap: Tap) -> Tensor:
-        """The same values."""
+        """The same values. The graph knows the parts and not the tap, which knows the graph."""
         ctx.set_materialize_grads(False)
-        ctx.tap, ctx.like = tap, (tensor.shape, tensor.dtype, tensor.device)
+        ctx.parts, ctx.like = tap.parts, (tensor.shape, tensor.dtype, tensor.device)
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         """The rows in their places, and whatever came along the graph."""
         shape, dtype, device = ctx.like
-        whole, parts = gradients[0], ctx.tap.taken()
+        whole, parts = gradients[0], _taken(ctx.parts)
         if not parts:
             return whole, None
         if whole is None:

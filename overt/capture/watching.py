@@ -112,6 +112,7 @@ class Session:
         self._mark: Any = None
         self._chain = HERE.events
         self._events: list[Any] = []
+        self._over = False
 
     # --- beginning and end
 
@@ -138,7 +139,8 @@ class Session:
     def stop(self) -> None:
         """Leave the model as it was found; what was seen stays."""
         self.seen.close()
-        self._events = self._since()
+        self._events, self._over = self._since(), True
+        self._chain, self._mark = Chain(), None  # which knows this session, and all that came after
         for event in self._events:  # FlexAttention is the one route that cannot hand over at once
             if self.watcher.each is not None and _flexed(event):
                 self.take(event)
@@ -226,6 +228,8 @@ class Session:
 
     def _since(self) -> list[Any]:
         """What has happened since the start."""
+        if self._over:
+            return self._events
         return [settled(event) for event in self._chain.since(self._mark)]
 
     def _call(self, record: Record, step: int) -> Call:

@@ -1,7 +1,9 @@
 """Watching leaves the model as it was found, in every way it can be used."""
 
+import gc
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -283,3 +285,28 @@ def test_copies_and_saving_are_not_disturbed(model, x, tmp_path):
     with warnings.catch_warnings(), watch(twin) as seen:
         twin(x)
     assert len(seen) == 2
+
+
+def test_what_was_watched_is_let_go_without_the_collector():
+    """Rings of references would keep every activation until the collector happens to run."""
+    model = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True, dropout=0.0)
+    states = torch.randn(2, 5, 16)
+
+    def step() -> list[weakref.ref]:
+        with watch(model) as seen:
+            output = model(states)
+        call = seen.calls[0]
+        assert call.source.taps is not None
+        held = [weakref.ref(one) for one in (call, seen, output, *call.source.taps)]
+        rows = torch.zeros(2, 1, dtype=torch.long)
+        columns = torch.arange(5).expand(2, 5)
+        taught = seen.log_block(rows, columns).log_weights[..., 0].sum()
+        (output.sum() + taught).backward()
+        return held
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [one() for one in step()] == [None] * 5
+    finally:
+        gc.enable()
