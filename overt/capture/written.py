@@ -212,6 +212,8 @@ def _meet(
     else:
         kind = Kind.SUBPROBABILITY if trace.dropped else Kind.PROBABILITY
         factors = trace.origin.product or ()
+        if factors and factors[1].shape[-2] != used.shape[-1]:
+            factors = ()  # the first columns alone have met values so far
         source = Written(
             *(used, kind, four(trace.origin.logits, heads), trace.dropped),
             *(four(one, heads) for one in factors),

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 
 from overt.errors import BadInput
@@ -39,10 +40,9 @@ def serve(
         settings = uvicorn.Config(
             app, log_level="warning", timeout_graceful_shutdown=5, timeout_keep_alive=20
         )
-        try:
+        with suppress(KeyboardInterrupt):  # raised again, or not, when it has ended in good order
             uvicorn.Server(settings).run(sockets=[taken])
-        except KeyboardInterrupt:  # which uvicorn raises again when it has ended in good order
-            say("Stopped.")
+        say("Stopped.")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -25,7 +25,7 @@ from tests.recipes import tiny
 Ran = Callable[[str], tuple[Path, dict[str, Any]]]
 # Those of self-supervision train twice, those of hard attention keep 0 and 1 in the place of
 # shares, and captions are neither right nor wrong; all three have tests of their own.
-NAMES = [name for name in recipes() if not name.startswith(("ssa-", "han-", "a2-"))]
+NAMES = [name for name in recipes() if not name.startswith(("ssa-", "han-", "vgp-", "a2-"))]
 ON_DISK = {
     "cifar10-cnn": ("cifar10", models.SmallCNN),
     "cifar100-cnn": ("cifar100", models.SmallCNN),

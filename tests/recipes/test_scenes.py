@@ -12,6 +12,8 @@ from overt.recipes.recipe import Context
 from overt.recipes.scenes import Look, Supervise, Target
 from tests.recipes import tiny
 
+NOT_ASKED = ("grounded", "aligned-captions")  # captions, whose words are the task
+
 
 def test_rows_differ_in_how_they_look_and_what_they_are_taught() -> None:
     soft = scenes.scenes_soft()
@@ -28,7 +30,8 @@ def test_rows_differ_in_how_they_look_and_what_they_are_taught() -> None:
 def test_what_is_tested_on_is_whole_rounds() -> None:
     """Else words would give a little away."""
     assert scenes.Data().test % ROUND == 0
-    assert all(demo.recipe_of(row).data.test % ROUND == 0 for row in demo.ROWS)
+    asking = [demo.recipe_of(row) for row in demo.ROWS if row.label not in NOT_ASKED]
+    assert all(recipe.data.test % ROUND == 0 for recipe in asking)
 
 
 @pytest.mark.parametrize("name", ["scenes-question", "scenes-none", "scenes-soft"])
