@@ -51,6 +51,7 @@ def test_a_word_that_decides_is_told_from_any_control() -> None:
         assert {one.verdict for one in card.against(control)} == {"better"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", [Pictures(7), Texts(7)], ids=["pictures", "texts"])
 def test_the_size_of_a_portion_changes_no_number(data) -> None:
     model = PlantedCell(gain=3.0) if isinstance(data, Pictures) else PlantedWord()
@@ -190,6 +191,7 @@ def test_killed_at_random_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
         assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
 
 
+@pytest.mark.long
 def test_two_processes_come_to_the_bytes_of_one(tmp_path: Path) -> None:
     many.run(tmp_path / "one")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

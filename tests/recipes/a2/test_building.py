@@ -175,6 +175,7 @@ def test_time_that_validation_takes_is_not_the_critics():
     assert 0 <= clock.marks()["critic"] < clock.until - (clock.begun or 0.0)
 
 
+@pytest.mark.long
 def test_both_stages_go_on_to_the_same_bytes(tmp_path: Path) -> None:
     """A run that is stopped in its first stage and again in its second ends as one that was not."""
     recipe = made("align.fuse=decay", "critic.epochs=1", "critic.draws=2", "model.layers=1")

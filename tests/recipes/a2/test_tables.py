@@ -26,6 +26,7 @@ def test_rows_of_the_paper_have_its_numbers():
     assert homes == {"none": "a2-3", "gate": "a2-3", "none-critic": "", "gate-critic": ""}
 
 
+@pytest.mark.long
 def test_a_table_with_a_critic_is_filled_and_stands_on_its_first_stage(tmp_path: Path):
     filled = run_table(
         tables.find("a2-scenes"),

@@ -59,6 +59,7 @@ def test_tasks_afterwards_start_from_the_tuned_network(
     assert torch.equal(seen["tune after"], built.model.word.weight)  # type: ignore[union-attr,arg-type]
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
