@@ -272,8 +272,9 @@ def demo(
     page = out / "report.html"
     print(
         f"\nLook at {page}: the same questions side by side, and where each model looked."
-        "\nNext: `overt list` shows all recipes, `overt run scenes-soft --out runs/soft` trains for"
-        "\nlonger, and `overt look MODEL INPUT` shows where a model of yours looks."
+        f"\nNext: `overt serve {out}` opens a page to ask them yourself; `overt list` shows all"
+        "\nrecipes, `overt run scenes-soft --out runs/soft` trains for longer, and `overt look MODEL"
+        "\nINPUT` shows where a model of yours looks."
     )
 
 
