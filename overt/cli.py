@@ -273,7 +273,7 @@ def demo(
     print(
         f"\nLook at {page}: the same questions side by side, and where each model looked."
         f"\nNext: `overt serve {out}` opens a page to ask them yourself; `overt list` shows all"
-        "\nrecipes, `overt run scenes-soft --out runs/soft` trains for longer, and `overt look MODEL"
+        "\nrecipes, `overt run scenes-soft --out runs/soft` trains longer, and `overt look MODEL"
         "\nINPUT` shows where a model of yours looks."
     )
 
