@@ -140,7 +140,7 @@ class Session:
         """Leave the model as it was found; what was seen stays."""
         self.seen.close()
         self._events, self._over = self._since(), True
-        self._chain, self._mark = Chain(), None  # which knows this session, and all that came after
+        self._chain, self._mark = Chain(), None  # the old one knows us, and all that came after
         for event in self._events:  # FlexAttention is the one route that cannot hand over at once
             if self.watcher.each is not None and _flexed(event):
                 self.take(event)

@@ -5,10 +5,7 @@ Plummer et al. 2015. Two formats are read. *Flat* files (https://github.com/josi
 are lists of phrases with a box each: `refcoco/{refcoco_test,refcoco+_testA,...}.json` and
 `flickr30k_entities/annotation_test.json`. The *official* release has `instances.json`, as COCO has,
 and `refs(SPLITTER).p`. That is a pickle, which can run programs and is never read here; where you
-trust it, turn it into JSON once:
-
-    python -c "import json, pickle, sys; json.dump(pickle.load(open(sys.argv[1], 'rb')),
-    open(sys.argv[2], 'w'))" "refs(unc).p" "refs(unc).json"
+trust it, write what it holds, a list of plain values, once as `refs(SPLITTER).json` beside it.
 """
 
 import hashlib
