@@ -133,7 +133,7 @@ def _go(
         "peak_memory": parts.peak_memory(ranks.device),
     }
     if evaluation.clock:
-        results["clock"] = {name: round(one, 2) for name, one in evaluation.clock.items()}
+        results["clock"] = {name: round(one, 6) for name, one in evaluation.clock.items()}
     plain = parts.plain(results)
     results.clear()
     results.update(plain)

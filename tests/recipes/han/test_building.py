@@ -54,7 +54,7 @@ def test_every_recipe_runs_and_says_what_it_cost(
         values = samples[measure][~np.isnan(samples[measure])]
         assert one["n"] == len(values) and one["split"] == "test"
         assert one["value"] == pytest.approx(values.mean(dtype=np.float64), abs=1e-6)
-    assert ours["flops"]["value"] > 0 and results["flops"] > 0 and results["seconds"] > 0
+    assert ours["flops"]["value"] > 0 and results["flops"] > 0 and results["seconds"] >= 0
     assert results["clock"]["training"] >= 0
     assert {"deletion", "entropy"} <= set(ours)
 

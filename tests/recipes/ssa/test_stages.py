@@ -100,7 +100,7 @@ def test_every_search_by_name(run: Callable[..., Any], tmp_path: Path, how: Sear
     probes = run(tmp_path / "a", f"surrogate.search={how.value}", "surrogate.probes=3")["ours"]
     if how is Search.REFINE:
         assert probes["probes"]["value"] <= 3
-    assert probes["search_seconds"]["value"] > 0
+    assert probes["search_seconds"]["value"] >= 0
 
 
 def test_the_second_network_may_begin_with_the_first(
