@@ -26,6 +26,8 @@ NO_MIRROR = {
 # Tests that mirror no module.
 NO_MODULE = {"test_house.py", "test_readme.py", "test_packaging.py", "test_docs.py", "test_ci.py"}
 NO_MODULE |= {"test_bad_input.py"}
+# Folders of tests that go through the whole house: beside foreign libraries, and what must survive.
+NO_MIRRORS = ("parity/", "trust/")
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
 
@@ -294,7 +296,7 @@ def test_every_module_has_its_test_file_and_every_test_file_its_module() -> None
     missing = {name: test for test, name in wanted.items() if test not in there}
     assert sorted(set(missing) - set(NO_MIRROR)) == [], "modules without a test file"
     assert sorted(set(NO_MIRROR) - set(wanted.values())) == [], "reasons for no module"
-    alone = {t for t in there - set(wanted) - NO_MODULE if not t.startswith("parity/")}
+    alone = {t for t in there - set(wanted) - NO_MODULE if not t.startswith(NO_MIRRORS)}
     # A module with much to test may have several files: test_files_crash.py beside test_files.py.
     alone = {t for t in alone if not any(t.startswith(w.removesuffix(".py") + "_") for w in wanted)}
     packages = {

@@ -1,0 +1,67 @@
+"""The table of trust: rows are merged, short forms give way, and the page is made of them."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def trust() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("trust", ROOT / "benchmarks/trust.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(number: int, figure: str, full: bool, test: str = "test_a.py::test_b[c]") -> dict[str, Any]:
+    named = {"number": number, "test": test, "mark": "0 | 1", "naive": ""}
+    return {**named, "figure": figure, "full": full}
+
+
+def test_a_short_figure_never_replaces_a_full_one(trust: ModuleType) -> None:
+    before = [row(9, "old", True), row(2, "old", False), row(3, "old", False)]
+    now = [row(9, "new", False), row(2, "new", False), row(1, "new", True), row(3, "new", True)]
+    found = [(one["number"], one["figure"]) for one in trust.merged(before, now)]
+    assert found == [(1, "new"), (2, "new"), (3, "new"), (9, "old")]
+
+
+def test_the_page_has_a_table_a_group_and_marks_short_figures(trust: ModuleType) -> None:
+    page = trust.laid_out([row(1, "a", True), row(8, "b", True), row(9, "c", False)])
+    assert page.count("\n|---|") == 2 and page.count("## ") == 2
+    assert "| 9 | [b[c]](../tests/trust/test_a.py) | 0 \\| 1 | c `short` |  |\n" in page
+    assert "| a |" in page and "\n\n\n" not in page
+
+
+def test_a_figure_is_written_where_the_table_finds_it(
+    reached: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    full: bool,
+    trust: ModuleType,
+) -> None:
+    monkeypatch.setenv("OVERT_TRUST_FIGURES", str(tmp_path / "figures"))
+    reached(9, "0 silent", "0 of 5", "3 of 5")
+    (path,) = (tmp_path / "figures").iterdir()
+    found = json.loads(path.read_text())
+    name = "test_table.py::test_a_figure_is_written_where_the_table_finds_it"
+    assert found == row(9, "0 of 5", full, name) | {"mark": "0 silent", "naive": "3 of 5"}
+    assert trust.there(found) and not trust.there(row(9, "", True))
+    monkeypatch.setattr(trust, "FIGURES", tmp_path / "trust/figures.json")
+    monkeypatch.setattr(trust, "TABLE", tmp_path / "trust.md")
+    trust.main(tmp_path / "figures")
+    assert json.loads((tmp_path / "trust/figures.json").read_text()) == [found]
+    assert "| 0 silent | 0 of 5" in (tmp_path / "trust.md").read_text()
+
+
+def test_the_page_that_is_kept_is_that_of_the_figures(trust: ModuleType) -> None:
+    rows = json.loads(trust.FIGURES.read_text())
+    assert trust.TABLE.read_text() == trust.laid_out(rows)
+    assert [one["test"] for one in rows if not trust.there(one)] == []
