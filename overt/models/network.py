@@ -12,35 +12,23 @@ from overt.models import pretrained
 from overt.models.output import Output
 
 Features = TypeVar("Features")
-Made = TypeVar("Made", bound="Network[Any]")
+Made = TypeVar("Made", bound="Kept")
 
 
-class Network(nn.Module, ABC, Generic[Features]):
-    """A network that sees, then decides, and can be saved: a `Model` that knows how it was made.
+class Kept(nn.Module, ABC):
+    """A network that knows how it was made, and so can be saved and read again.
 
     One that is made of more than plain values says in `from_config` how `config` is read.
     """
-
-    @abstractmethod
-    def encode(self, batch: Batch) -> Features:
-        """The features of a batch."""
-
-    @abstractmethod
-    def decide(self, features: Features, mask: Mapping[str, Tensor] | None = None) -> Output:
-        """The output for features, of which a mask may remove some."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """Plain JSON values from which the same network can be built again."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Network[Features]":
+    def from_config(cls, config: Mapping[str, Any]) -> "Kept":
         """The network that `config` describes, with fresh weights."""
         return cls(**config)
-
-    def forward(self, batch: Batch) -> Output:
-        """The output for a batch: `decide(encode(batch))`."""
-        return self.decide(self.encode(batch))
 
     def save_pretrained(
         self, folder: Path | str, beside: Mapping[str, Mapping[str, Any]] | None = None
@@ -52,3 +40,19 @@ class Network(nn.Module, ABC, Generic[Features]):
     def from_pretrained(cls: type[Made], folder: Path | str) -> Made:
         """Read a network written by `save_pretrained`, in eval mode; its files are verified."""
         return cast(Made, pretrained.load(cls.from_config, folder))
+
+
+class Network(Kept, Generic[Features]):
+    """A network that sees, then decides: a `Model` that can be saved."""
+
+    @abstractmethod
+    def encode(self, batch: Batch) -> Features:
+        """The features of a batch."""
+
+    @abstractmethod
+    def decide(self, features: Features, mask: Mapping[str, Tensor] | None = None) -> Output:
+        """The output for features, of which a mask may remove some."""
+
+    def forward(self, batch: Batch) -> Output:
+        """The output for a batch: `decide(encode(batch))`."""
+        return self.decide(self.encode(batch))

@@ -8,7 +8,6 @@ is read and changed from outside: `overt.watch`, `overt.supervise.Aligner`.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 from overt.attention import POINT, AttentionMap, Layout, regions, words
 from overt.data.batch import Batch
 from overt.geometry import RegionGeometry
-from overt.models import pretrained
 from overt.models.answering.eyes import Eye, eye_from
 from overt.models.cnn import Cells
+from overt.models.network import Kept
 from overt.models.output import Output
 
 Heads = Float[Tensor, "b h _ d"]  # queries, keys or values of any number of positions
@@ -284,7 +283,7 @@ def waves(
 # --- the model
 
 
-class Captioner(nn.Module):
+class Captioner(Kept):
     """Describes images, word after word; a `Decoder`, with a cache of keys and values.
 
     `eye` gives regions or cells: `CachedRegions` has features of regions, `CachedEye` those of a
@@ -389,21 +388,12 @@ class Captioner(nn.Module):
         """The values this model was made with."""
         return {"sizes": asdict(self.sizes), "eye": self.eye.config()}
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "Captioner":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(captioner_from, folder)
-
-
-def captioner_from(config: Mapping[str, Any]) -> Captioner:
-    """The captioner of a saved config, with weights by chance."""
-    eye = config["eye"]
-    seen = CachedRegions(eye["width"]) if eye.get("kind") == "regions" else eye_from(eye)
-    return Captioner(CaptionSizes(**config["sizes"]), seen)
+    def from_config(cls, config: Mapping[str, Any]) -> "Captioner":
+        """The captioner that `config` describes, with fresh weights."""
+        eye = config["eye"]
+        seen = CachedRegions(eye["width"]) if eye.get("kind") == "regions" else eye_from(eye)
+        return cls(CaptionSizes(**config["sizes"]), seen)
 
 
 def _to_keys(present: Bool[Tensor, "b k"] | None) -> Bool[Tensor, "b 1 1 k"] | None:

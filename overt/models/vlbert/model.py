@@ -21,8 +21,8 @@ from overt.data.batch import Batch
 from overt.data.vocabulary import BEGIN, END
 from overt.errors import BadInput
 from overt.geometry import RegionGeometry
-from overt.models import pretrained
 from overt.models.adopting.hiding import kept_keys
+from overt.models.network import Network
 from overt.models.output import Output
 from overt.models.vlbert.encoder import Encoder, layer_weights, read_bert
 from overt.models.vlbert.phrases import Phrases, compare, pool
@@ -169,7 +169,7 @@ def answer_from(config: Mapping[str, Any]) -> Answer:
 # --- the model
 
 
-class VLBert(nn.Module):
+class VLBert(Network[Joined]):
     """One Transformer over `[CLS] c1 [SEP] c2 [SEP] image r1 ... rm [END]`.
 
     `batch.tokens` have their marks already, for one caption or two. A text token is the sum of its
@@ -257,7 +257,7 @@ class VLBert(nn.Module):
         return Understood(prediction, maps, states=states, seen=seen, features=features)
 
     def forward(self, batch: Batch) -> Understood:
-        """The output for a batch."""
+        """The output for a batch: `decide(encode(batch))`."""
         return self.decide(self.encode(batch))
 
     def relate(self, output: Understood, first: Phrases, second: Phrases) -> Float[Tensor, "p c"]:
@@ -276,21 +276,14 @@ class VLBert(nn.Module):
             "relations": self.relations,
         }
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "VLBert":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(
-            lambda config: cls(
-                VLSizes(**config["sizes"]),
-                region_eye_from(config["eye"]),
-                answer_from(config["answer"]),
-                config["relations"],
-            ),
-            folder,
+    def from_config(cls, config: Mapping[str, Any]) -> "VLBert":
+        """The model that `config` describes, with fresh weights."""
+        return cls(
+            VLSizes(**config["sizes"]),
+            region_eye_from(config["eye"]),
+            answer_from(config["answer"]),
+            config["relations"],
         )
 
     @classmethod

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from overt.models import pretrained
 from overt.models.answering.eyes import Eye
-from overt.models.captioning.captioner import Captioner, CaptionSizes, captioner_from
+from overt.models.captioning.captioner import Captioner, CaptionSizes
+from overt.models.network import Kept
 from overt.recipes.a2.recipe import Align, Fuse, Masks, Model, Preset
 from overt.supervise import perturb
 from overt.supervise.perturb import Aligner, Place
@@ -50,7 +50,7 @@ def places(sizes: CaptionSizes) -> dict[str, Place]:
     return {f"decoder.{layer}.cross": one for layer in range(sizes.layers)}
 
 
-class AlignedCaptioner(Aligner):
+class AlignedCaptioner(Kept, Aligner):
     """A captioner of ours under an `Aligner`, made from plain values, so that it can be kept.
 
     Masks that do not learn by disturbance, `constant` and `free`, belong to the captioner.
@@ -81,14 +81,18 @@ class AlignedCaptioner(Aligner):
             "align": {name: getattr(one, "value", one) for name, one in chosen.items()},
         }
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write config.json and the weights of captioner, masks and fusions."""
-        pretrained.save(self, folder)
-
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "AlignedCaptioner":
-        """Read a model written by `save_pretrained`."""
-        return pretrained.load(_made, folder)
+    def from_config(cls, config: Mapping[str, Any]) -> "AlignedCaptioner":
+        """The captioner that `config` describes, with fresh weights, masks and fusions."""
+        said = config["align"]
+        chosen = Align(
+            Fuse(said["fuse"]),
+            Preset(said["preset"]),
+            Masks(said["masks"]),
+            float(said["penalty"]),
+            float(said["rate"]),
+        )
+        return cls(Captioner.from_config(config["captioner"]), chosen)
 
 
 def load(folder: Path) -> Net:
@@ -97,18 +101,6 @@ def load(folder: Path) -> Net:
 
     kept = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     return (AlignedCaptioner if "align" in kept else Captioner).from_pretrained(folder)
-
-
-def _made(config: Mapping[str, Any]) -> AlignedCaptioner:
-    said = config["align"]
-    chosen = Align(
-        Fuse(said["fuse"]),
-        Preset(said["preset"]),
-        Masks(said["masks"]),
-        float(said["penalty"]),
-        float(said["rate"]),
-    )
-    return AlignedCaptioner(captioner_from(config["captioner"]), chosen)
 
 
 def choices(align: Align) -> dict[str, Any]:
