@@ -161,6 +161,7 @@ def run(*words: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.long
 def test_compiled() -> None:
     assert run("ViT:sdpa:aot_eager", "BERT:eager:eager") == ["equal", "refused"]
 

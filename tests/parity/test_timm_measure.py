@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(sys.prefix) / "timm"
 
 
+@pytest.mark.long
 def test_a_vit_has_attention_and_a_resnet_class_activation(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.parity.timm_measure", str(tmp_path)]
     if FOLDER.is_dir():

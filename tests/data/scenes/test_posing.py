@@ -104,6 +104,7 @@ def all_of(train, test, family):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ALL)
 def test_answers_are_uniform(train, test, family):
     _, both = all_of(train, test, family)
