@@ -1,10 +1,4 @@
-"""For authors of models: a contract that can be checked, and toys whose answers are known by hand.
-
-from overt.testing import check_model, toy_batch
-
-def test_my_model_keeps_the_contract():
-    check_model(lambda: MyModel(answers=3), toy_batch())
-"""
+"""The contract of a model: what goes from a batch to an `Output`, checked promise by promise."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -13,183 +7,16 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from overt.attention import AttentionMap, Kind, grid, words
+from overt.attention import AttentionMap, Kind
 from overt.data.batch import Batch
-from overt.geometry import PixelGeometry, TextGeometry
-from overt.models.cnn import Cells
 from overt.models.output import Output
-from overt.models.text import Words
-
-# --- toys
-
-
-def toy_batch(samples: int = 4, seed: int = 0) -> Batch:
-    """Random images of 32 x 32 and questions of unequal length; the last two share an image."""
-    generator = torch.Generator().manual_seed(seed)
-    count = max(1, samples - 1)
-    images = torch.randint(0, 256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    longest = 6
-    lengths = [longest - at % 3 for at in range(samples)]
-    tokens = torch.randint(1, 10, (samples, longest), generator=generator)
-    present = torch.arange(longest) < torch.tensor(lengths)[:, None]
-    starts = 2 * torch.arange(longest)
-    spans = torch.stack([starts, starts + 1], dim=-1).expand(samples, -1, -1)
-    return Batch(
-        ids=tuple(f"toy-{at}" for at in range(samples)),
-        images=images,
-        image_of=torch.arange(samples).clamp_max(count - 1),
-        geometry=PixelGeometry.identity(count, (32, 32)),
-        tokens=torch.where(present, tokens, 0),
-        token_mask=present,
-        text=TextGeometry(
-            tuple(" ".join("abcdef"[:length]) for length in lengths),
-            torch.where(present[..., None], spans, -1),
-        ),
-        labels=torch.randint(0, 2, (samples,), generator=generator),
-    )
-
-
-class PlantedCell(nn.Module):
-    """Answers from one cell of the image and from nothing else.
-
-    The value v of a cell is its mean brightness, from -1 to 1. The logits are (-gain v, gain v) of
-    the planted cell, so removing it leaves two equal logits and any other cell changes nothing.
-    All attention is on the cell `shows`: the planted one, unless the model is to lie.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int] = (4, 4),
-        cell: int = 5,
-        shows: int | None = None,
-        gain: float = 4.0,
-    ) -> None:
-        super().__init__()
-        self.shape, self.cell = shape, cell
-        self.shows = cell if shows is None else shows
-        self.gain = nn.Parameter(torch.tensor(gain))
-
-    def encode(self, batch: Batch) -> Cells:
-        """The brightness of every cell."""
-        if batch.images is None:
-            raise ValueError("a planted cell needs a batch with images")
-        pixels = batch.images.to(self.gain.dtype)
-        if not batch.images.is_floating_point():
-            pixels = pixels / 127.5 - 1
-        means = nn.functional.adaptive_avg_pool2d(pixels.mean(dim=1, keepdim=True), self.shape)
-        values = rearrange(means, "i 1 y x -> i (y x) 1")[batch.image_index]
-        return Cells(values, grid(*self.shape, geometry=batch.sample_geometry))
-
-    def decide(self, features: Cells, mask: Mapping[str, Tensor] | None = None) -> Output:
-        """Whether the planted cell is bright."""
-        value = self.gain * features.masked(mask)[:, self.cell, 0]
-        return Output(torch.stack([-value, value], dim=-1), (self._looks(features, self.shows),))
-
-    def forward(self, batch: Batch) -> Output:
-        """Whether the planted cell of each image is bright."""
-        return self.decide(self.encode(batch))
-
-    def truth(self, batch: Batch) -> AttentionMap:
-        """All attention on the cell that decides."""
-        return self._looks(self.encode(batch), self.cell)
-
-    def _looks(self, features: Cells, cell: int) -> AttentionMap:
-        weights = torch.zeros_like(features.values[..., 0])
-        weights[:, cell] = 1
-        return AttentionMap.from_cells(weights, features.layout).normalize()
-
-
-class PlantedWord(nn.Module):
-    """Answers whether one word is in the text, and attends to the places where it stands.
-
-    The logits are (0, gain n - gain / 2) for n places. Without any, attention is even over the
-    words there are; a text without words has none.
-    """
-
-    def __init__(self, word: int = 3, gain: float = 4.0) -> None:
-        super().__init__()
-        self.word = word
-        self.gain = nn.Parameter(torch.tensor(gain))
-
-    def encode(self, batch: Batch) -> Words:
-        """Which words are the planted one."""
-        if batch.tokens is None or batch.token_mask is None:
-            raise ValueError("a planted word needs a batch with tokens")
-        found = (batch.tokens == self.word) & batch.token_mask
-        return Words(found.to(self.gain.dtype)[..., None], batch.token_mask, batch.text)
-
-    def decide(self, features: Words, mask: Mapping[str, Tensor] | None = None) -> Output:
-        """Whether the word is there."""
-        found = features.masked(mask, torch.zeros_like(self.gain)[None])[..., 0]
-        score = self.gain * (found.sum(dim=-1) - 0.5)
-        even = features.present.to(found.dtype)
-        places = torch.where((found > 0).any(dim=-1, keepdim=True), found, even)
-        keys = words(found.shape[1], geometry=features.geometry)
-        attention = AttentionMap.from_cells(places, keys, features.present).normalize()
-        return Output(torch.stack([torch.zeros_like(score), score], dim=-1), (attention,))
-
-    def forward(self, batch: Batch) -> Output:
-        """Whether the word is in each text."""
-        return self.decide(self.encode(batch))
 
 
 @dataclass(frozen=True, eq=False)
-class Copied:
-    """How far a `Copier` has come: the words, and the place of the next one."""
-
-    features: Words
-    place: Int[Tensor, " b"]
-
-    def reorder(self, rows: Int[Tensor, " n"]) -> "Copied":
-        """The samples named, in their order."""
-        words = self.features
-        text = None if words.geometry is None else words.geometry[rows]
-        kept = replace(words, values=words.values[rows], present=words.present[rows], geometry=text)
-        return Copied(kept, self.place[rows])
-
-
-class Copier(nn.Module):
-    """A decoder that writes its input again, word by word, looking at the one it writes.
-
-    The logits of the next word are `gain` for the word that stands there and 0 for all others. A
-    text that is at its end is written from its beginning again. The word handed in does not matter,
-    but to be counted.
-    """
-
-    def __init__(self, vocabulary: int = 10, gain: float = 4.0) -> None:
-        super().__init__()
-        self.vocabulary = vocabulary
-        self.gain = nn.Parameter(torch.tensor(gain))
-
-    def encode(self, batch: Batch) -> Words:
-        """Every word as one of many."""
-        if batch.tokens is None or batch.token_mask is None:
-            raise ValueError("a copier needs a batch with tokens")
-        values = nn.functional.one_hot(batch.tokens, self.vocabulary).to(self.gain.dtype)
-        return Words(values, batch.token_mask, batch.text)
-
-    def start(self, features: Words) -> Copied:
-        """Before the first word."""
-        return Copied(features, torch.zeros(len(features.present), dtype=torch.long))
-
-    def step(self, state: Copied, tokens: Int[Tensor, " b"]) -> tuple[Output, Copied]:
-        """The word that stands at this place, and the next place."""
-        words_, present = state.features.values, state.features.present
-        at = nn.functional.one_hot(state.place % present.sum(-1), words_.shape[1])
-        keys = words(words_.shape[1], geometry=state.features.geometry)
-        looks = AttentionMap.from_cells(at.to(words_.dtype), keys, present).normalize()
-        logits = self.gain * torch.einsum("bk,bkv->bv", at.to(words_.dtype), words_)
-        return Output(logits, (looks,)), Copied(state.features, state.place + 1)
-
-
-# --- the contract
-
-
-@dataclass(frozen=True, eq=False)
-class _Case:
+class Case:
     """A model in eval mode, the batch it is checked on, and what it answered."""
 
     make: Callable[[], nn.Module]
@@ -229,7 +56,7 @@ def check_model(
         with torch.no_grad():
             features = _encode(model, batch)
             output = _decide(model, features)
-        case = _Case(make_model, model, batch, features, output, tuple(unreached), tolerance)
+        case = Case(make_model, model, batch, features, output, tuple(unreached), tolerance)
         for check in CHECKS:
             name = check.__name__
             try:
@@ -241,7 +68,7 @@ def check_model(
     return tuple(check.__name__ for check in CHECKS)
 
 
-def output_is_an_output(case: _Case) -> Complaint:
+def output_is_an_output(case: Case) -> Complaint:
     """What comes out is an `Output` with a tuple of maps."""
     if not isinstance(case.output, Output):
         return f"decide gave a {type(case.output).__name__}"
@@ -250,7 +77,7 @@ def output_is_an_output(case: _Case) -> Complaint:
     return None
 
 
-def prediction_is_finite(case: _Case) -> Complaint:
+def prediction_is_finite(case: Case) -> Complaint:
     """One row of floating-point logits a sample, all finite."""
     prediction = case.output.prediction
     if prediction.ndim != 2 or len(prediction) != len(case.batch):
@@ -260,7 +87,7 @@ def prediction_is_finite(case: _Case) -> Complaint:
     return None if prediction.isfinite().all() else "some logits are not finite"
 
 
-def maps_keep_their_promise(case: _Case) -> Complaint:
+def maps_keep_their_promise(case: Case) -> Complaint:
     """Five axes, one row a sample, and what `AttentionMap.check` asks for."""
     for at, one in enumerate(case.output.attention):
         if not isinstance(one, AttentionMap):
@@ -271,7 +98,7 @@ def maps_keep_their_promise(case: _Case) -> Complaint:
     return None
 
 
-def rows_sum_to_one(case: _Case) -> Complaint:
+def rows_sum_to_one(case: Case) -> Complaint:
     """Every row of probabilities that sees a key gives away all of its attention."""
     for at, one in enumerate(case.output.attention):
         if one.kind is Kind.PROBABILITY:
@@ -283,7 +110,7 @@ def rows_sum_to_one(case: _Case) -> Complaint:
     return None
 
 
-def extras_are_tensors(case: _Case) -> Complaint:
+def extras_are_tensors(case: Case) -> Complaint:
     """Extras have names and are finite tensors."""
     for name, value in case.output.extras.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
@@ -293,27 +120,27 @@ def extras_are_tensors(case: _Case) -> Complaint:
     return None
 
 
-def forward_is_decide_of_encode(case: _Case) -> Complaint:
+def forward_is_decide_of_encode(case: Case) -> Complaint:
     """`forward(batch)` and `decide(encode(batch))` give exactly the same."""
-    return _differs(case.model(case.batch), case.output, 0.0)
+    return differs(case.model(case.batch), case.output, 0.0)
 
 
-def eval_is_deterministic(case: _Case) -> Complaint:
+def eval_is_deterministic(case: Case) -> Complaint:
     """The same batch gives exactly the same twice, whatever the random state."""
     torch.manual_seed(1)
     first = case.model(case.batch)
     torch.manual_seed(2)
-    return _differs(case.model(case.batch), first, 0.0)
+    return differs(case.model(case.batch), first, 0.0)
 
 
-def features_can_be_used_again(case: _Case) -> Complaint:
+def features_can_be_used_again(case: Case) -> Complaint:
     """`decide` leaves features as they are: a second, third and masked call find them unchanged."""
     for name in case.spans():
         _decide(case.model, case.features, {name: case.mask(name, 0.0)})
-    return _differs(_decide(case.model, case.features), case.output, 0.0)
+    return differs(_decide(case.model, case.features), case.output, 0.0)
 
 
-def inputs_are_left_alone(case: _Case) -> Complaint:
+def inputs_are_left_alone(case: Case) -> Complaint:
     """No tensor of the batch is written to."""
     before = {name: (value, value.clone()) for name, value in _tensors("batch", case.batch)}
     case.model(case.batch)
@@ -321,7 +148,7 @@ def inputs_are_left_alone(case: _Case) -> Complaint:
     return f"{changed} changed" if changed else None
 
 
-def model_is_left_as_found(case: _Case) -> Complaint:
+def model_is_left_as_found(case: Case) -> Complaint:
     """Mode, gradients, and in eval mode weights and buffers are as they were before a pass."""
     model = copy.deepcopy(case.model)
     for training in (True, False):
@@ -343,27 +170,25 @@ def model_is_left_as_found(case: _Case) -> Complaint:
     return None
 
 
-def samples_stand_alone(case: _Case) -> Complaint:
+def samples_stand_alone(case: Case) -> Complaint:
     """A sample is answered the same alone as in a batch."""
     for at in range(min(3, len(case.batch))):
         alone = torch.tensor([at], device=case.output.prediction.device)
-        complaint = _differs(
-            case.model(case.batch.select(alone)), _select(case.output, alone), case.tolerance
+        complaint = differs(
+            case.model(case.batch.select(alone)), select(case.output, alone), case.tolerance
         )
         if complaint is not None:
             return f"sample {at} alone: {complaint}"
     return None
 
 
-def order_does_not_matter(case: _Case) -> Complaint:
+def order_does_not_matter(case: Case) -> Complaint:
     """Samples in another order give the same answers in that order."""
     order = torch.arange(len(case.batch), device=case.output.prediction.device).flip(0)
-    return _differs(
-        case.model(case.batch.select(order)), _select(case.output, order), case.tolerance
-    )
+    return differs(case.model(case.batch.select(order)), select(case.output, order), case.tolerance)
 
 
-def padding_is_not_read(case: _Case) -> Complaint:
+def padding_is_not_read(case: Case) -> Complaint:
     """More padding with other words in it changes no answer, and gets no attention."""
     if case.batch.token_mask is None and case.batch.region_mask is None:
         return None
@@ -382,18 +207,18 @@ def padding_is_not_read(case: _Case) -> Complaint:
     return None
 
 
-def mask_of_ones_is_no_mask(case: _Case) -> Complaint:
+def mask_of_ones_is_no_mask(case: Case) -> Complaint:
     """Keeping everything is the same as giving no mask."""
     kept = {name: case.mask(name, 1.0) for name in case.spans()}
     both = [_decide(case.model, case.features, mask) for mask in (kept, {})]
     for one in both:
-        complaint = _differs(one, case.output, case.tolerance)
+        complaint = differs(one, case.output, case.tolerance)
         if complaint is not None:
             return complaint
     return None
 
 
-def masks_change_the_answer(case: _Case) -> Complaint:
+def masks_change_the_answer(case: Case) -> Complaint:
     """Removing all of a span the model attends to moves some logit."""
     for name in case.spans():
         mask = {name: case.mask(name, 0.0)}
@@ -405,7 +230,7 @@ def masks_change_the_answer(case: _Case) -> Complaint:
     return None
 
 
-def masks_stay_in_their_sample(case: _Case) -> Complaint:
+def masks_stay_in_their_sample(case: Case) -> Complaint:
     """Removing a span of the first sample moves no other sample's logits."""
     for name in case.spans():
         mask = case.mask(name, 1.0)
@@ -418,7 +243,7 @@ def masks_stay_in_their_sample(case: _Case) -> Complaint:
 
 
 @torch.enable_grad()
-def gradient_reaches_every_parameter(case: _Case) -> Complaint:
+def gradient_reaches_every_parameter(case: Case) -> Complaint:
     """Logits, maps and extras together send a finite gradient to every parameter."""
     model = copy.deepcopy(case.model).train()
     features = _encode(model, case.batch)
@@ -444,30 +269,30 @@ def gradient_reaches_every_parameter(case: _Case) -> Complaint:
     return f"no gradient reaches {silent}" if silent else None
 
 
-def state_dict_is_the_whole_state(case: _Case) -> Complaint:
+def state_dict_is_the_whole_state(case: Case) -> Complaint:
     """A new model that loads the state answers the same."""
     model, other = copy.deepcopy(case.model), case.make().eval()
     with torch.no_grad():
         for value in model.parameters():
             value.mul_(1.01)
     other.load_state_dict(model.state_dict())
-    return _differs(other(case.batch), model(case.batch), 0.0)
+    return differs(other(case.batch), model(case.batch), 0.0)
 
 
-def copies_are_independent(case: _Case) -> Complaint:
+def copies_are_independent(case: Case) -> Complaint:
     """A deep copy answers the same, and training it leaves the original alone."""
     other = copy.deepcopy(case.model)
-    complaint = _differs(other(case.batch), case.output, 0.0)
+    complaint = differs(other(case.batch), case.output, 0.0)
     if complaint is not None:
         return complaint
     with torch.no_grad():
         for value in other.parameters():
             value.add_(1)
-    complaint = _differs(case.model(case.batch), case.output, 0.0)
+    complaint = differs(case.model(case.batch), case.output, 0.0)
     return None if complaint is None else f"the original moved with its copy: {complaint}"
 
 
-CHECKS: tuple[Callable[[_Case], Complaint], ...] = tuple(
+CHECKS: tuple[Callable[[Case], Complaint], ...] = tuple(
     check if check is gradient_reaches_every_parameter else torch.no_grad()(check)
     for check in (
         output_is_an_output,
@@ -493,56 +318,6 @@ CHECKS: tuple[Callable[[_Case], Complaint], ...] = tuple(
 )
 
 
-# --- the contract of decoders
-
-
-def check_decoder(
-    make_model: Callable[[], nn.Module],
-    batch: Batch,
-    tokens: Int[Tensor, "b n"],
-    tolerance: float = 1e-5,
-) -> None:
-    """Raise an AssertionError that names the promise a decoder breaks when it is fed `tokens`.
-
-    Each step gives an `Output` that keeps its promises; a step leaves its state as it was, so that
-    it can be taken again; a reordered state goes on as its samples would, also when one sample is
-    named twice; and no sample depends on another.
-    """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = make_model().eval()
-        whole = _decode(model, batch, tokens)
-        for number, (state, output) in enumerate(whole):
-            case = _Case(make_model, model, batch, None, output, (), tolerance)
-            for check in (output_is_an_output, prediction_is_finite, maps_keep_their_promise):
-                _complain(f"step {number}, {check.__name__}", check(case))
-            again, _ = model.step(state, tokens[:, number])  # type: ignore[operator]
-            _complain(f"step {number} taken again", _differs(again, output, 0.0))
-            rows = torch.tensor([*reversed(range(len(batch))), 0])
-            turned = state.reorder(rows)
-            found, _ = model.step(turned, tokens[rows, number])  # type: ignore[operator]
-            expected = _select(output, rows)
-            _complain(f"step {number} reordered", _differs(found, expected, tolerance))
-        alone = _decode(model, batch.select(torch.tensor([0])), tokens[:1])
-        for number, ((_, output), (_, single)) in enumerate(zip(whole, alone, strict=True)):
-            first = _select(output, torch.tensor([0]))
-            _complain(f"step {number} of a sample alone", _differs(single, first, tolerance))
-
-
-def _decode(model: Any, batch: Batch, tokens: Tensor) -> list[tuple[Any, Output]]:
-    """Every state, and what was written from it."""
-    state, steps = model.start(model.encode(batch)), []
-    for token in tokens.unbind(dim=1):
-        output, after = model.step(state, token)
-        steps.append((state, output))
-        state = after
-    return steps
-
-
-def _complain(where: str, complaint: Complaint) -> None:
-    if complaint is not None:
-        raise AssertionError(f"{where}: {complaint}")
-
-
 # --- helpers
 
 
@@ -554,7 +329,8 @@ def _decide(model: nn.Module, features: Any, mask: Mapping[str, Tensor] | None =
     return model.decide(features, mask)  # type: ignore[operator]
 
 
-def _differs(found: Output, expected: Output, tolerance: float) -> Complaint:
+def differs(found: Output, expected: Output, tolerance: float) -> Complaint:
+    """How two outputs differ by more than `tolerance`, or None."""
     apart = _apart(found.prediction, expected.prediction)
     if not apart <= tolerance:
         return f"logits differ by {apart:g}"
@@ -575,7 +351,8 @@ def _apart(one: Tensor, two: Tensor) -> float:
     )
 
 
-def _select(output: Output, rows: Tensor) -> Output:
+def select(output: Output, rows: Tensor) -> Output:
+    """The samples named, in their order."""
     maps = tuple(one.select(rows) for one in output.attention)
     return Output(output.prediction[rows], maps)
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from overt import testing
 from overt.attention import AttentionMap, grid, words
-from overt.models.output import Decoder, Output, State
-from overt.testing import CHECKS, PlantedCell, PlantedWord, check_model, toy_batch
+from overt.models.output import Output
+from overt.testing import CHECKS, PlantedCell, PlantedWord, check_model, models, toy_batch
 
 NAMES = tuple(check.__name__ for check in CHECKS)
 
@@ -260,13 +259,13 @@ def test_a_broken_model_fails_by_name(make, monkeypatch):
 def test_checks_that_others_shadow_still_see():
     """Two checks fail only where an earlier one does too; alone they find the same fault."""
     for make, check in (
-        (AlwaysDrops, testing.eval_is_deterministic),
-        (Numbered, testing.order_does_not_matter),
+        (AlwaysDrops, models.eval_is_deterministic),
+        (Numbered, models.order_does_not_matter),
     ):
         batch, model = toy_batch(), make().eval()
         features = model.encode(batch)
         output = model.decide(features)
-        case = testing._Case(make, model, batch, features, output, (), 1e-5)
+        case = models.Case(make, model, batch, features, output, (), 1e-5)
         assert check(case) is not None
 
 
@@ -276,134 +275,3 @@ def test_exceptions_to_the_gradient_are_named():
         AssertionError, match=r"no gradient reaches \['spare.weight', 'spare.bias'\]"
     ):
         check_model(DeadEnd, toy_batch(), unreached=["other."])
-
-
-# --- toys by hand
-
-
-def test_the_planted_cell_decides():
-    images = torch.zeros(2, 3, 8, 8)
-    images[0, :, 2:4, 2:4], images[1, :, 2:4, 2:4] = 0.5, -0.25  # cell 5 of 4 x 4
-    batch = replace(toy_batch(2), images=images, image_of=None, geometry=None)
-    model = PlantedCell(gain=4.0)
-    output = model(batch)
-    expected = torch.tensor([[-2.0, 2.0], [1.0, -1.0]])
-    torch.testing.assert_close(output.prediction.detach(), expected)
-    features = model.encode(batch)
-    for cell in range(16):
-        mask = torch.ones(2, 16)
-        mask[:, cell] = 0
-        moved = model.decide(features, {"image": mask}).prediction.detach()
-        torch.testing.assert_close(moved, torch.zeros(2, 2) if cell == 5 else expected)
-    assert output.looking_at("image").weights[:, 0, 0, 0].argmax(dim=-1).tolist() == [5, 5]
-    liar = PlantedCell(shows=9)
-    assert liar(batch).looking_at("image").weights[:, 0, 0, 0, 9].tolist() == [1, 1]
-    assert liar.truth(batch).weights[:, 0, 0, 0, 5].tolist() == [1, 1]
-
-
-def test_the_planted_word_decides():
-    tokens = torch.tensor([[3, 1, 3], [1, 2, 3], [1, 2, 2]])
-    present = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
-    batch = replace(
-        toy_batch(3),
-        tokens=tokens,
-        token_mask=present,
-        text=None,
-        images=None,
-        image_of=None,
-        geometry=None,
-    )
-    output = PlantedWord(word=3, gain=4.0)(batch)
-    assert output.prediction[:, 1].tolist() == [6, -2, -2]
-    expected = torch.tensor([[0.5, 0, 0.5], [0.5, 0.5, 0], [1, 0, 0]])
-    torch.testing.assert_close(output.looking_at("text").weights[:, 0, 0, 0], expected)
-
-
-def test_the_toy_batch_is_the_same_each_time():
-    one, two = toy_batch(), toy_batch()
-    assert torch.equal(one.images, two.images) and torch.equal(one.tokens, two.tokens)
-    assert len(one.images) == 3 and one.image_of.tolist() == [0, 1, 2, 2]
-    assert not one.token_mask.all()
-    for row in range(4):
-        count = int(one.token_mask[row].sum())
-        assert one.text.tokens(row)[:count] == list("abcdef"[:count])
-    assert not torch.equal(toy_batch(seed=1).images, one.images)
-
-
-def test_toys_say_what_they_need():
-    words_only = replace(toy_batch(), images=None, image_of=None, geometry=None)
-    with pytest.raises(ValueError, match="needs a batch with images"):
-        PlantedCell()(words_only)
-    with pytest.raises(ValueError, match="needs a batch with tokens"):
-        PlantedWord()(replace(toy_batch(), tokens=None))
-
-
-# --- decoders
-
-TOKENS = torch.tensor([[1, 2, 3]] * 4)
-
-
-def test_a_copier_writes_its_text_and_looks_where_it_writes():
-    batch = toy_batch()
-    model = testing.Copier()
-    state = model.start(model.encode(batch))
-    for place in range(4):
-        output, state = model.step(state, TOKENS[:, 0])
-        assert torch.equal(output.prediction.argmax(-1), batch.tokens[:, place])
-        assert torch.equal(
-            output.attention[0].weights[:, 0, 0, 0].argmax(-1).unique(), torch.tensor([place])
-        )
-
-
-def test_an_honest_decoder_passes():
-    testing.check_decoder(testing.Copier, toy_batch(), TOKENS)
-    assert isinstance(testing.Copier(), Decoder)
-    assert isinstance(testing.Copier().start(testing.Copier().encode(toy_batch())), State)
-
-
-class Forgetful(testing.Copier):
-    """Counts steps in itself and not in its state."""
-
-    def __init__(self):
-        super().__init__()
-        self.steps = 0
-
-    def step(self, state, tokens):
-        self.steps += 1
-        moved = testing.Copied(state.features, state.place + self.steps)
-        return super().step(moved, tokens)
-
-
-class Stubborn(testing.Copier):
-    """Does not reorder."""
-
-    def start(self, features):
-        state = super().start(features)
-        return _Stuck(state.features, state.place)
-
-    def step(self, state, tokens):
-        output, after = super().step(state, tokens)
-        return output, _Stuck(after.features, after.place)
-
-
-class _Stuck(testing.Copied):
-    def reorder(self, rows):
-        turned = super().reorder(rows)
-        return testing.Copied(super().reorder(rows.sort().values).features, turned.place)
-
-
-class Mixing(testing.Copier):
-    """Lets samples look at each other."""
-
-    def step(self, state, tokens):
-        output, after = super().step(state, tokens)
-        return replace(output, prediction=output.prediction + output.prediction[:1].flip(-1)), after
-
-
-@pytest.mark.parametrize(
-    ("broken", "named"),
-    [(Forgetful, "taken again"), (Stubborn, "reordered"), (Mixing, "reordered|alone")],
-)
-def test_a_broken_decoder_is_named(broken, named):
-    with pytest.raises(AssertionError, match=named):
-        testing.check_decoder(broken, toy_batch(), TOKENS)
