@@ -7,6 +7,7 @@ from overt.show.curves import curves
 from overt.show.export import load_map, save_map, to_bertviz
 from overt.show.figure import save_figure
 from overt.show.heads import head_maps, head_numbers
+from overt.show.headview import head_view
 from overt.show.notebook import view
 from overt.show.overlay import Style, overlay, save_png, spotlight
 from overt.show.page import report
@@ -28,6 +29,7 @@ __all__ = [
     "hard_mask",
     "head_maps",
     "head_numbers",
+    "head_view",
     "load_gallery",
     "load_map",
     "most_and_least",

@@ -2,27 +2,25 @@
 
 Maps are made one layer and head at a time and drawn small, so that a model with a long input can be
 looked at: of a watched model (`Seen`) nothing but the block that is asked for is ever computed, and
-no more than `ROWS` of its rows at a time.
+no more than 256 of its rows at a time. `show.head_view` is the same to look around in.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, UInt8
 
-from overt.attention import AttentionMap, Layout
+from overt.attention import AttentionMap
 from overt.capture.seen import Seen
+from overt.show.blocks import Blocks, Part
 from overt.show.figure import PAGE, SIZE, blank, place, say, scale, shaded, show
 from overt.show.look import SOFT, white_scale
 from overt.show.overlay import colour_table
-from overt.show.panel import labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROWS = 256  # of a block that exist at a time
 FINEST = 48  # pixels along a small map: larger ones are shown by their largest weights
 NAMED = 12  # positions that are still listed by name
 EDGE, GAP = 0.32, 0.05  # inches
@@ -42,8 +40,8 @@ def own_scale(largest: Float[np.ndarray, "l h"]) -> Float[np.ndarray, "l h"]:
 
 def head_maps(
     source: AttentionMap | Seen,
-    query: str | None = None,
-    key: str | None = None,
+    query: Part = None,
+    key: Part = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     row: int = 0,
@@ -51,12 +49,14 @@ def head_maps(
 ) -> "Figure":
     """A small map for each layer (down) and head (across) of one sample: queries down, keys across.
 
-    `query` and `key` name spans; None is the whole axis. Weights are as the model used them: no
-    block is normalised. Where one query looks at the cells of a picture, a map is that picture.
+    `query` and `key` name spans, or are ranges of positions; None is the whole axis. Weights are as
+    the model used them: no block is normalised. Where one query looks at the cells of a picture, a
+    map is that picture.
     """
-    chosen, across = _chosen(source, layers, heads)
-    grid = _grid(source, query, key)
-    tiles = [[_tile(source, query, key, l, h, row, grid) for h in across] for l in chosen]
+    blocks = Blocks(source, query, key, row)
+    chosen, across = _chosen(blocks, layers, heads)
+    grid = _grid(blocks)
+    tiles = [[_tile(blocks, l, h, grid) for h in across] for l in chosen]
     largest = np.array([[float(tile.max(initial=0.0)) for tile in line] for line in tiles])
     limits = tops(largest)
     pictures = [
@@ -65,7 +65,7 @@ def head_maps(
     ]
     same = bool((limits == limits.flat[0]).all())
     ends = ("0", f"{limits.flat[0]:.2g}" if same else "the largest of each head")
-    about = _about(source, query, key, grid, row)
+    about = _about(blocks, grid)
     return _sheet(pictures, chosen, across, white_scale(), ends, "weight", about)
 
 
@@ -148,14 +148,10 @@ def _frame(rows: int, columns: int) -> Any:
 
 
 def _chosen(
-    source: AttentionMap | Seen, layers: Sequence[int] | None, heads: Sequence[int] | None
+    blocks: Blocks, layers: Sequence[int] | None, heads: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    if isinstance(source, Seen):
-        source.check_alike()
-        have = (len(source.calls), source.calls[0].shape[1])
-    else:
-        have = (source.values.shape[1], source.values.shape[2])
     found = []
+    have = (blocks.layers, blocks.heads)
     for what, asked, count in zip(("layers", "heads"), (layers, heads), have, strict=True):
         wanted = list(range(count)) if asked is None else list(asked)
         wrong = [one for one in wanted if not -count <= one < count]
@@ -165,104 +161,34 @@ def _chosen(
     return found[0], found[1]
 
 
-def _layouts(source: AttentionMap | Seen) -> tuple[Layout, Layout]:
-    if isinstance(source, Seen):
-        return source.layouts(source.calls)
-    return source.queries, source.keys
-
-
-def _grid(
-    source: AttentionMap | Seen, query: str | None, key: str | None
-) -> tuple[int, int] | None:
+def _grid(blocks: Blocks) -> tuple[int, int] | None:
     """The picture that one query looks at, if there is one query and a picture."""
-    queries, keys = _layouts(source)
-    asked = len(queries) if query is None else len(queries.find(query))
-    span = keys.find(key) if key is not None else (keys.spans[0] if keys.spans else None)
-    if asked != 1 or span is None or len(span.shape) != 2:
+    _, keys = blocks.layouts
+    if blocks.shape[0] != 1 or isinstance(blocks.key, range):
         return None
-    if key is None and len(span) != len(keys):
+    span = keys.find(blocks.key) if blocks.key else (keys.spans[0] if keys.spans else None)
+    if span is None or len(span.shape) != 2 or len(span) != blocks.shape[1]:
         return None
     return span.shape[0], span.shape[1]
 
 
 def _tile(
-    source: AttentionMap | Seen,
-    query: str | None,
-    key: str | None,
-    layer: int,
-    head: int,
-    row: int,
-    grid: tuple[int, int] | None,
+    blocks: Blocks, layer: int, head: int, grid: tuple[int, int] | None
 ) -> Float[np.ndarray, "r c"]:
-    """One small map, of which never more than `ROWS` rows exist in full."""
-    queries, _ = _layouts(source)
-    count = len(queries) if query is None else len(queries.find(query))
-    parts = []
-    step = max(1, -(-count // FINEST))
-    portion = max(step, ROWS // step * step)
-    for start in range(0, count, portion):
-        rows = range(start, min(start + portion, count))
-        if isinstance(source, Seen):
-            block = _rows_of(source, query, key, layer, head, rows)[row]
-        else:
-            one = source.select(torch.tensor([row], device=source.values.device))
-            one = one.layer(layer).head(head).detach()
-            if query is not None or key is not None:
-                one = one.block(query or _whole(one.queries), key or _whole(one.keys))
-            block = one.weights[0, 0, 0, list(rows)]
-        parts.append(_shrunk(block.float().cpu().numpy(), step))
-    found = np.concatenate(parts)
-    return found.reshape(grid) if grid is not None else _shrunk(found, 1, FINEST)
+    """One small map, of which never more than a few rows exist in full."""
+    count, keys = blocks.shape
+    if grid is not None:
+        return blocks.whole(layer, head).reshape(grid)
+    return blocks.whole(layer, head, max(1, -(-count // FINEST)), max(1, -(-keys // FINEST)))
 
 
-def _rows_of(
-    seen: Seen, query: str | None, key: str | None, layer: int, head: int, rows: range
-) -> Float[torch.Tensor, "b s k"]:
-    one = Seen([seen.calls[layer].heads([head])], seen.layout)
-    b, _, q, k = one.calls[0].shape
-    device = (one.calls[0].value if one.calls[0].value is not None else torch.empty(0)).device
-    every = [torch.arange(n, device=device).expand(b, n) for n in (q, k)]
-    at = torch.tensor(list(rows), device=device).expand(b, -1)
-    with torch.no_grad():
-        found = one.block(
-            every[0] if query is None else query, every[1] if key is None else key, at
-        )
-    return found.weights[:, 0, 0]
-
-
-def _whole(layout: Layout) -> str:
-    """The name of a span that is all of an axis."""
-    for span in layout.spans:
-        if len(span) == len(layout):
-            return span.name
-    names = [span.name for span in layout.spans]
-    raise ValueError(f"name both spans of the block: no one of {names} is the whole axis")
-
-
-def _shrunk(
-    weights: Float[np.ndarray, "r c"], rows: int, most: int | None = None
-) -> Float[np.ndarray, "R C"]:
-    """The largest weight of each block of cells: a single strong one must not vanish."""
-    across = 1 if most is None else max(1, -(-weights.shape[1] // most))
-    padded = np.pad(weights, [(0, -weights.shape[0] % rows), (0, -weights.shape[1] % across)])
-    cut = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // across, across)
-    return cut.max(axis=(1, 3))
-
-
-def _about(
-    source: AttentionMap | Seen,
-    query: str | None,
-    key: str | None,
-    grid: tuple[int, int] | None,
-    row: int,
-) -> str:
+def _about(blocks: Blocks, grid: tuple[int, int] | None) -> str:
     said = []
-    for what, layout, name in zip(("down", "across"), _layouts(source), (query, key), strict=True):
+    for what, named in zip(("down", "across"), blocks.names(), strict=True):
         if grid is not None and what == "across":
             said.append(f"a picture of {grid[0]} x {grid[1]} cells")
             continue
-        shown = layout.alone(name) if name is not None else layout
-        names = [one.strip() for one in labels(shown, row)]
+        names = [one.strip() for one in named]
         listed = " ".join(names) if len(names) <= NAMED else f"{len(names)} positions"
         said.append(f"{what}: {listed}" if grid is None else f"of {listed}")
     return "; ".join(said)
