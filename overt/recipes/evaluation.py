@@ -15,11 +15,13 @@ from overt.data.batch import Batch
 from overt.data.source import Source
 from overt.geometry import PixelGeometry
 from overt.measure.measured import Measure
+from overt.measure.scorecards.scoring import clusters_of
 from overt.models import Model, Output
 from overt.recipes.experiment import Evaluation, Value, direction
 from overt.show.sample import Sample
 
 SHOWN_A_GROUP = 3
+SHOWN = 24  # at least, where there are so many
 CONTRAST_SEED = 20
 
 DELETION = Measure("deletion", "probability", True, -1.0, 1.0)
@@ -84,6 +86,7 @@ class _Found:
         groups = batch.groups or ("all",) * len(batch)
         assert batch.labels is not None
         self.texts["id"] += batch.ids
+        self.texts["cluster"] += clusters_of(batch)  # samples of one image are not independent
         self.texts["group"] += groups
         self.texts["prediction"] += [self.judge.classes[i] for i in chosen.tolist()]
         known = batch.labels.tolist()  # a negative label stands for none
@@ -133,11 +136,11 @@ class _Found:
         return values
 
     def show(self, batch: Batch, output: Output, rows: Mapping[str, Tensor], sure: Tensor) -> None:
-        """Keep the first few samples of every group for the gallery."""
+        """Keep the first samples of all, and the first few of every group, for the gallery."""
         first = len(self.texts["id"]) - len(batch)
         for row in range(len(batch)):
             group = self.texts["group"][first + row]
-            if self.shown[group] == SHOWN_A_GROUP:
+            if self.shown[group] >= SHOWN_A_GROUP and len(self.gallery) >= SHOWN:
                 continue
             self.shown[group] += 1
             scores = {name: float(values[row]) for name, values in rows.items()}

@@ -34,7 +34,10 @@ class Precision(Enum):
 
 @dataclass(frozen=True)
 class Train:
-    """How long and how fast: `steps` ends the run earlier than `epochs` would."""
+    """How long and how fast: `steps` ends the run earlier than `epochs` would.
+
+    `card` is how many test samples the scorecard at the end is made of; 0 makes none.
+    """
 
     epochs: int = 1
     steps: int | None = None
@@ -48,6 +51,7 @@ class Train:
     patience: int | None = None
     save_every: int = 200
     workers: int = 0
+    card: int = 64
 
 
 @dataclass(frozen=True)

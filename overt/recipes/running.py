@@ -7,6 +7,7 @@ DIR/log.jsonl      losses and validations, free of clock times
 DIR/checkpoints/   each stage's newest two
 DIR/model/         the finished model, for `from_pretrained`
 DIR/gallery/       samples to look at
+DIR/scorecard/     its attention beside maps that know nothing, on few samples
 DIR/report.html    a page about all of it
 """
 
@@ -98,8 +99,9 @@ def _go(
 ) -> None:
     import torch
 
-    from overt.models.network import Network
+    from overt.models.network import Kept
     from overt.recipes import experiment as parts
+    from overt.recipes import reporting
     from overt.recipes.spoken import beside
     from overt.show.page import report
     from overt.show.sample import save_gallery
@@ -140,7 +142,7 @@ def _go(
     if not ranks.first:
         return
     out = context.out
-    if isinstance(experiment.model, Network):
+    if isinstance(experiment.model, Kept):
         experiment.model.save_pretrained(out / "model", beside(experiment.spoken))
     elif hasattr(experiment.model, "save_pretrained"):
         cast(Any, experiment.model).save_pretrained(out / "model")
@@ -149,6 +151,8 @@ def _go(
         files.write_arrays(out / "elsewhere.npz", dict(evaluation.elsewhere))
     if evaluation.gallery:
         save_gallery(out / "gallery", evaluation.gallery)
+    asked = reporting.scored(experiment, out, recipe.train.card, results["flops"], context.seed)
+    results["scorecard"] = reporting.told(asked)
     files.write_json(out / "results.json", results)
     report(out / "report.html", [out])
     files.seal(out, [name for name in LOOSE if (out / name).is_file()])

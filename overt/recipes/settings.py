@@ -30,7 +30,8 @@ _RANGES: dict[str, Bounds] = {
         ("limit", "train", "val", "test", "size", "heads", "glimpses", "hops"), (1, math.inf)
     ),
     **dict.fromkeys(
-        ("patience", "workers", "rate", "decay", "weight", "penalty", "world"), (0, math.inf)
+        ("patience", "workers", "rate", "decay", "weight", "penalty", "world", "card"),
+        (0, math.inf),
     ),
     **dict.fromkeys(("warmup", "dropout", "share"), (0, 1)),
     # What is more than zero, but need not be whole: a width may be a factor.

@@ -58,18 +58,18 @@ def ran(
     few: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Path, dict[str, Any]]]:
     """`ran("scenes-soft")` runs a recipe, tiny, the first time it is asked for."""
-    known: dict[str, tuple[Path, dict[str, Any]]] = {}
+    known: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = {}
 
-    def ran(name: str) -> tuple[Path, dict[str, Any]]:
-        if name not in known:
+    def ran(name: str, *sets: str) -> tuple[Path, dict[str, Any]]:
+        if (name, *sets) not in known:
             out = tmp_path_factory.mktemp("ran") / name
             with pytest.MonkeyPatch.context() as patch:
                 tiny.expect_few(patch)
                 results = tiny.run(
-                    tiny.recipe(name), out, data_root=few, command=["overt", "run", name]
+                    tiny.recipe(name, *sets), out, data_root=few, command=["overt", "run", name]
                 )
-            known[name] = out, results
-        return known[name]
+            known[name, *sets] = out, results
+        return known[name, *sets]
 
     return ran
 

@@ -16,6 +16,7 @@ from overt.data.batch import Batch
 from overt.geometry import PixelGeometry, TextGeometry
 from overt.measure.measured import Measure
 from overt.models import Output
+from overt.recipes import evaluation
 from overt.recipes.evaluation import (
     CONTRAST_SEED,
     SHOWN_A_GROUP,
@@ -192,7 +193,8 @@ def test_every_number_of_every_sample(portion: int) -> None:
     judge = Judge(Questions(), NAMES, portion=portion)
     found = judge.evaluate(Known(), CPU)
     wanted = slow_table(portion)
-    assert set(found.samples) == {"id", "group", "prediction", "truth", *wanted}
+    texts = {"id", "cluster", "group", "prediction", "truth"}
+    assert set(found.samples) == {*texts, *wanted}
     assert found.samples["id"].tolist() == [f"q{i}" for i in range(N)]
     assert found.samples["group"].tolist() == list(GROUPS)
     truths = [NAMES[label] if label >= 0 else "" for label in LABELS.tolist()]
@@ -315,9 +317,13 @@ def test_without_a_truth_nothing_is_compared_with_it() -> None:
 # What is shown
 
 
-def test_the_gallery_holds_the_first_of_every_group() -> None:
+@pytest.mark.parametrize("most", [0, 24], ids=["groups alone", "all"])
+def test_the_gallery_holds_the_first_of_every_group(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "SHOWN", most)
     found = Judge(Questions(), NAMES, portion=4).evaluate(Known(), CPU)
-    shown = [f"q{i}" for i in range(N) if GROUPS[:i].count(GROUPS[i]) < SHOWN_A_GROUP]
+    shown = [f"q{i}" for i in range(N) if GROUPS[:i].count(GROUPS[i]) < SHOWN_A_GROUP or most]
     assert [one.id for one in found.gallery] == shown
     wanted = slow_table(4)
     for one in found.gallery:

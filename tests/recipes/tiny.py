@@ -14,7 +14,7 @@ from overt.data import cifar, cub, easyvqa, svhn, trec
 from overt.recipes import find, settings
 from overt.recipes.recipe import Recipe
 
-SETS = ("data.limit=16", "model.width=0.25", "train.steps=2")
+SETS = ("data.limit=16", "model.width=0.25", "train.steps=2", "train.card=0")
 NARROW = ("model.width=0.05",)  # for networks that convolve at the size of the image
 QUESTIONS = (
     b"DESC:manner How did serfdom develop ?",
