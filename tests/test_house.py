@@ -29,8 +29,6 @@ NO_MODULE |= {"test_bad_input.py"}
 # Folders of tests that go through the whole house: beside foreign libraries, and what must survive.
 NO_MIRRORS = ("parity/", "trust/")
 
-UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
-
 
 def modules(folder: Path = PACKAGE) -> list[Path]:
     return sorted(p for p in folder.rglob("*.py") if "__pycache__" not in p.parts)
@@ -179,93 +177,6 @@ def test_the_flags_of_the_command_line_are_frozen() -> None:
     code = "import sys; sys.path.insert(0, 'tests'); import freeze; print(freeze.flags(), end='')"
     frozen = (ROOT / "tests" / "cli_flags.txt").read_text()
     assert run_python(code).splitlines() == frozen.splitlines(), "if wanted: make freeze"
-
-
-# --- calls that run what they read ----------------------------------------------------------
-
-
-def dangers(source: str) -> list[str]:
-    """Each call or import that could run code out of a file or a string, by syntax tree."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-        if {name.split(".")[0] for name in names} & UNSAFE_MODULES:
-            found.append(f"{node.lineno}: imports {names[0]}")
-        if {"torch.load", "yaml.load", "os.system", "os.popen"} & set(names):
-            found.append(f"{node.lineno}: hides a call by importing {names[-1]}")
-        if isinstance(node, ast.Call):
-            found += [f"{node.lineno}: {what}" for what in dangerous_call(node)]
-    return found
-
-
-def dangerous_call(node: ast.Call) -> Iterator[str]:
-    called = ast.unparse(node.func)
-    words = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
-    given = {k.arg for k in node.keywords}
-    if called in {"eval", "exec", "builtins.eval", "builtins.exec"}:
-        yield f"builtin {called}"
-    if called == "torch.load" and words.get("weights_only") is not True:
-        yield "torch.load without weights_only=True"
-    if called.startswith("yaml.") and called.endswith("load") and called != "yaml.safe_load":
-        yield called
-    if called.endswith((".load", "load")) and "allow_pickle" in given - {
-        k for k, v in words.items() if v is False
-    }:
-        yield f"{called} with allow_pickle"
-    if called in {"os.system", "os.popen"}:
-        yield called
-    if "shell" in given and words.get("shell") is not False:
-        yield "shell=True"
-    if "trust_remote_code" in given and words.get("trust_remote_code") is not False:
-        yield "trust_remote_code=True"
-    if called.endswith(".extractall") and words.get("filter") != "data":
-        yield 'extractall without filter="data"'
-
-
-@pytest.mark.parametrize(
-    "path",
-    [*modules(), *modules(ROOT / "benchmarks"), *modules(ROOT / "docs"), *modules(ROOT / ".ci")],
-    ids=lambda path: path.relative_to(ROOT).as_posix(),
-)
-def test_nothing_runs_what_it_reads(path: Path) -> None:
-    assert dangers(path.read_text()) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("torch.load(path)", True),
-        ("torch.load(path, weights_only=False)", True),
-        ("torch.load(path, weights_only=flag)", True),
-        ("torch.load(path, weights_only=True)", False),
-        ("from torch import load", True),
-        ("import pickle", True),
-        ("from pickle import loads", True),
-        ("import dill as p", True),
-        ("yaml.load(text)", True),
-        ("yaml.load(text, Loader=yaml.Loader)", True),
-        ("yaml.safe_load(text)", False),
-        ("np.load(path, allow_pickle=True)", True),
-        ("np.load(path, allow_pickle=False)", False),
-        ("eval(text)", True),
-        ("exec(text)", True),
-        ("model.eval()", False),
-        ("subprocess.run(command, shell=True)", True),
-        ("subprocess.run([command])", False),
-        ("os.system(command)", True),
-        ("AutoModel.from_pretrained(name, trust_remote_code=True)", True),
-        ("AutoModel.from_pretrained(name, trust_remote_code=trust)", True),
-        ("archive.extractall(folder)", True),
-        ("archive.extractall(folder, filter='data')", False),
-    ],
-)
-def test_the_danger_check_sees_what_it_should(line: str, wrong: bool) -> None:
-    assert bool(dangers(line)) is wrong
 
 
 # --- files and words ------------------------------------------------------------------------

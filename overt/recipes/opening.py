@@ -7,7 +7,7 @@ code are refused in a sentence. A name on the Hub is looked for in the local cac
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ _OTHERS = ("*.h5", "*.msgpack", "*.onnx", "*.gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
 _PARTS = {"transformers": ("models.auto.configuration_auto",), "huggingface_hub": ("constants",)}
 _PICTURES = ("preprocessor_config.json", "processor_config.json")
+_KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+_ELSEWHERE = re.compile("pretrained.*|checkpoint_path|cache_dir")  # what timm would go and fetch
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +189,7 @@ def _open_transformers(folder: Path, config: dict[str, Any], name: str) -> Subje
             f"{folder}{brought} is of the type '{config['model_type']}', which transformers "
             f"{transformers.__version__} does not know."
         )
+    _refuse_kernels(folder, config)
     with quiet(), _opening(folder):
         settings = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
@@ -213,6 +216,21 @@ def _open_transformers(folder: Path, config: dict[str, Any], name: str) -> Subje
     return Subject(name, made.eval(), processor, tokenizer, image_processor, notes=tuple(notes))
 
 
+def _refuse_kernels(folder: Path, config: Any) -> None:
+    """Refuse settings that name a repository to take attention from: its code would be run."""
+    inside = config.values() if isinstance(config, dict) else config
+    if isinstance(config, dict):
+        for key in _KERNELS:
+            named = config.get(key)
+            if isinstance(named, str) and not re.fullmatch(r"\w*", named):
+                raise BadInput(
+                    f"{folder / 'config.json'} takes its attention from '{named[:60]}', whose code "
+                    f"is not run; remove {key} from it."
+                )
+    for one in inside if isinstance(inside, Iterable) and not isinstance(inside, str) else ():
+        _refuse_kernels(folder, one)
+
+
 def _class(transformers: Any, config: Any) -> Any:
     """The class that the weights were saved from, or the bare model of their type."""
     for architecture in getattr(config, "architectures", None) or ():
@@ -233,6 +251,15 @@ def _reader(auto: Any, folder: Path, patterns: tuple[str, ...]) -> Any:
 
 
 def _open_timm(folder: Path, config: dict[str, Any], name: str) -> Subject:
+    made = config.get("model_args") or {}
+    if not re.fullmatch(r"[\w.]+", str(config["architecture"])) or not isinstance(made, dict):
+        raise BadInput(f"{folder / 'config.json'} names no architecture of timm.")
+    elsewhere = sorted(key for key in made if _ELSEWHERE.fullmatch(key))
+    if elsewhere:
+        raise BadInput(
+            f"{folder / 'config.json'} asks for weights from elsewhere ({elsewhere[0]}); those "
+            "beside it are taken, and no others: remove it from model_args."
+        )
     timm = _needs("timm", "timm")
     weights = sorted(folder.glob("*.safetensors"))[0]
     with _opening(folder):
@@ -241,7 +268,7 @@ def _open_timm(folder: Path, config: dict[str, Any], name: str) -> Subject:
             pretrained=False,
             num_classes=int(config.get("num_classes", 1000)),
             pretrained_cfg_overlay=config.get("pretrained_cfg"),
-            **(config.get("model_args") or {}),
+            **made,
         )
         model.load_state_dict(files.read_tensors(weights))
         how = dict(timm.data.resolve_model_data_config(model))
