@@ -294,6 +294,8 @@ function drawHeads(data, place, ask) {
       });
       if (one === null || q === one) for (let k = 0; k < across; k++) total += block.weights[q * across + k];
     });
+    const rowsDrawn = one === null ? from.length : 1; // what prefers nothing stays pale
+    top = Math.max(top, 4 * total / (rowsDrawn * across));
     wanted.sort((a, b) => b[0] - a[0]);
     const parts = document.createDocumentFragment();
     for (const [weight, y, v] of wanted.slice(0, LINES)) {
