@@ -24,13 +24,15 @@ class Given:
     """What the model is to look at, and what of it is removed.
 
     `without` are boxes of the photo, (left, top, right, bottom) as shares of its width and height;
-    `unsaid` are ranges of characters of the text.
+    `unsaid` are ranges of characters of the text. `boxes` are what a network that looks at boxes
+    has to choose from; without them the photo is cut into tiles.
     """
 
     text: str | None = None
     photo: Any = None
     without: tuple[Box, ...] = ()
     unsaid: tuple[tuple[int, int], ...] = ()
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ def run(name: str, asked: Asked) -> Any:
 
     try:
         return asked.call(asked.inputs)
-    except (MemoryError, torch.OutOfMemoryError):
+    except (BadInput, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         lines = str(error).strip().splitlines()

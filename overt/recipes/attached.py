@@ -1,6 +1,6 @@
 """`overt look` at a model with attached attention: opened from its folder, one panel a level."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,8 @@ from overt.recipes.opening import Subject
 from overt.recipes.seeing import Wish
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from overt.data.batch import Batch
     from overt.models.attaching.attached import Attached
     from overt.show.panel import Choice, Panel
@@ -27,7 +29,7 @@ def open_attached(folder: Path, name: str) -> Subject:
 
 def view_attached(
     subject: Subject, given: Given, wish: Wish
-) -> tuple[list["Panel"], list["Choice"], list[str]]:
+) -> tuple[list["Panel"], list["Choice"], list[str], list[tuple[str, float]]]:
     """A panel for each level, what is drawn large of it, and what the model answers."""
     import torch
 
@@ -54,9 +56,31 @@ def view_attached(
         )
         panels.append(shown)
         choices.append(choose(shown, None, wish.head, wish.query))
-    chances = output.prediction[0].float().softmax(dim=-1)
-    best = int(chances.argmax())
-    return panels, choices, [f"It answers class {best} ({float(chances[best]):.0%})."]
+    chances = class_chances(output.prediction[0], names_in(model.backbone))
+    return panels, choices, [told(chances)], chances
+
+
+def names_in(backbone: Any) -> dict[int, str]:
+    """What a backbone of Hugging Face calls its classes; nothing where it does not say."""
+    named = getattr(getattr(backbone, "config", None), "id2label", None)
+    return dict(named) if isinstance(named, dict) else {}
+
+
+def class_chances(
+    logits: "Tensor", names: Mapping[int, str], most: int = 5
+) -> list[tuple[str, float]]:
+    """The likeliest classes by name or number, with their probabilities."""
+    chances = logits.detach().float().softmax(dim=-1)
+    best = chances.topk(min(most, len(chances)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    named = names if len(names) == len(chances) else {}
+    return [(named.get(at, f"class {at}"), chance) for at, chance in pairs]
+
+
+def told(chances: Sequence[tuple[str, float]]) -> str:
+    """The likeliest class in a sentence."""
+    name, chance = chances[0]
+    return f"It answers {name} ({chance:.0%})."
 
 
 def chosen_levels(names: list[str], layer: str | None, model: str) -> list[int]:

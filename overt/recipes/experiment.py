@@ -11,7 +11,7 @@ from torch import nn
 
 from overt.data.batch import Batch
 from overt.data.source import Source as DataSet
-from overt.recipes.spoken import Spoken
+from overt.recipes.spoken import Mute, Spoken
 from overt.show.sample import Sample
 from overt.train import Fitted, Reporter
 
@@ -76,7 +76,8 @@ class Stage:
 class Experiment:
     """Everything behind a recipe, ready to run: stages first, then `evaluate`.
 
-    `spoken` says how people can ask the model, where they can. `judged` is what it is judged on.
+    `spoken` says how people can ask the model, or why they cannot. `judged` is what it is judged
+    on.
     """
 
     model: nn.Module
@@ -84,7 +85,7 @@ class Experiment:
     stages: Sequence[Stage]
     evaluate: Callable[[Reporter], Evaluation]
     example: Callable[[], Batch]
-    spoken: Spoken | None = None
+    spoken: Spoken | Mute | None = None
     judged: DataSet | None = None
 
 

@@ -136,7 +136,8 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
 
     if subject.spoken is not None:
         panels, choices, told, chances = view_spoken(subject, given, wish)
-        return _viewed(subject, panels, choices, [*told, _sentence(chances)], chances)
+        said = _sentence(chances, subject.spoken.writes)
+        return _viewed(subject, panels, choices, [*told, said], chances)
     given, covered = hidden(subject, given)
     if isinstance(subject.model, Attached):
         return _viewed(subject, *view_attached(subject, given, wish))
@@ -206,9 +207,11 @@ def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[
     return [(str(labels.get(at, at)), chance) for at, chance in pairs]
 
 
-def _sentence(chances: Sequence[tuple[str, float]]) -> str:
+def _sentence(chances: Sequence[tuple[str, float]], writes: bool = False) -> str:
     """The first answer as a sentence; nothing where there is none."""
     if not chances:
         return ""
     name, chance = chances[0]
-    return f"It writes: {name}" if math.isnan(chance) else f"It answers {name} ({chance:.0%})."
+    if writes or math.isnan(chance):
+        return f"It writes: {name}"
+    return f"It answers {name} ({chance:.0%})."

@@ -2,7 +2,7 @@
 
 Three maps can be had of its answer: its own attention (`raw`), how much the answer hangs on each
 cell and word (`gradient`), and its own attention on the masked input on which it is surest of that
-answer (`search`).
+answer (`search`). Networks over boxes (`pointing`) and captioners (`telling`) have their own.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from overt import files
 from overt.errors import BadInput
-from overt.recipes import spoken
+from overt.recipes import pointing, spoken, telling
 from overt.recipes.asking import Asked, Given, run
+from overt.recipes.feeding import PAIRED, batch_of
 from overt.recipes.opening import Subject
 from overt.recipes.seeing import Wish
 
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
     from overt.attention import AttentionMap, Layout
     from overt.data.batch import Batch
+    from overt.geometry import RegionGeometry
     from overt.models.output import Output
     from overt.show.panel import Choice, Panel
+
+    View = tuple[list[Panel], list[Choice], list[str], list[tuple[str, float]]]
 
 MAPS = {
     "raw": "the attention of the network itself",
@@ -60,29 +64,55 @@ def _about(folder: Path) -> list[str]:
     return [f"From a run of {said.get('recipe')}: {said.get('about')}."]
 
 
-def view_spoken(
-    subject: Subject, given: Given, wish: Wish
-) -> tuple[list["Panel"], list["Choice"], list[str], list[tuple[str, float]]]:
+def maps_for(known: spoken.Spoken) -> dict[str, str]:
+    """The maps that can be had of a network, by name, each with what it is."""
+    if known.writes:
+        return telling.MAPS
+    return pointing.MAPS if known.network == PAIRED else MAPS
+
+
+def view_spoken(subject: Subject, given: Given, wish: Wish) -> "View":
     """A panel for each map, what is drawn large of it, notes, and the answers with their chances.
 
     A network that attends to nothing has no panel for `raw`. A map without the layer, head or query
     that is wished for is left out, unless none has it.
     """
-    from overt.show.panel import choose, panel
-
-    if wish.way not in MAPS:
+    known = subject.spoken
+    assert known is not None
+    offered = maps_for(known)
+    if wish.way not in offered:
         raise BadInput(
             f"{subject.name} is a network of overt, which has no map '{wish.way}'; it has "
-            f"{', '.join(MAPS)}."
+            f"{', '.join(offered)}."
         )
+    if known.writes:
+        told = telling.describe(subject, given, wish.way)
+        shown = panels_of(told.maps, given, wish)
+        return *shown, [*subject.notes, *told.notes], telling.answers(told)
+    if known.network == PAIRED and wish.way == "gradient":
+        pointing.check(given.text)
     seen = see(subject, given)
     found, notes = maps(subject.model, seen, wish.way)
+    chances, more = answers(subject, seen.output, given)
+    told_notes = [*subject.notes, *unknown(subject, seen.batch), *notes, *more]
+    return *panels_of(found, given, wish), told_notes, chances
+
+
+def panels_of(
+    found: Mapping[str, "AttentionMap"], given: Given, wish: Wish
+) -> tuple[list["Panel"], list["Choice"]]:
+    """A panel for each map by its title, and what is drawn large of it."""
+    from overt.show.panel import boxed, choose, panel
+
     panels, choices, refused = [], [], []
     for title, attention in found.items():
-        photos = {} if given.photo is None else {"image": given.photo}
-        count = attention.values.shape[1]
-        layers = [title] if count == 1 else [f"hop {number}" for number in range(count)]
-        shown = panel(attention, title, layers, photos=photos, about=_size(attention))
+        photos = {} if given.photo is None else {"image": given.photo, "regions": given.photo}
+        count, several = attention.values.shape[1], attention.values.shape[2] > 1
+        name = "layer" if several or len(attention.queries) > 1 else "hop"
+        layers = [title] if count == 1 else [f"{name} {number}" for number in range(count)]
+        keys = [f"box {at}" for at in range(len(attention.keys))] if boxed(attention.keys) else None
+        about = _size(attention)
+        shown = panel(attention, title, layers, keys=keys, photos=photos, about=about)
         layer = int(wish.layer) if wish.layer and wish.layer.lstrip("-").isdigit() else None
         try:
             choices.append(choose(shown, layer, wish.head, wish.query))
@@ -92,15 +122,15 @@ def view_spoken(
         panels.append(shown)
     if refused and not panels:
         raise refused[0]
-    told = [*subject.notes, *unknown(seen.batch), *notes]
-    return panels, choices, told, answers(subject, seen.output)
+    return panels, choices
 
 
-def unknown(batch: "Batch") -> list[str]:
+def unknown(subject: Subject, batch: "Batch") -> list[str]:
     """Which words of the text the network has never read, in a sentence."""
     from overt.data.vocabulary import UNKNOWN
 
-    if batch.tokens is None or batch.text is None:
+    assert subject.spoken is not None
+    if batch.tokens is None or batch.text is None or subject.spoken.words is None:
         return []
     said = zip(batch.text.tokens(0), batch.tokens[0].tolist(), strict=True)
     words = list(dict.fromkeys(word for word, number in said if number == UNKNOWN))
@@ -124,61 +154,41 @@ def see(subject: Subject, given: Given) -> Seen:
     return found
 
 
-def answers(subject: Subject, output: "Output", most: int = 5) -> list[tuple[str, float]]:
-    """The likeliest answers by name, with their probabilities."""
-    assert subject.spoken is not None
+def answers(
+    subject: Subject, output: "Output", given: Given, most: int = 5
+) -> tuple[list[tuple[str, float]], list[str]]:
+    """The likeliest answers by name, with their probabilities, and what to know of them."""
+    known = subject.spoken
+    assert known is not None
     chances = output.prediction[0].detach().float().softmax(dim=-1)
+    if known.network == PAIRED:
+        assert given.text is not None
+        return pointing.answers(known, given.text, chances)
     best = chances.topk(min(most, len(chances)))
-    names = subject.spoken.answers
+    names = known.answers
     return [
         (names[at] if at < len(names) else str(at), float(chance))
         for chance, at in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    ]
-
-
-def batch_of(subject: Subject, given: Given) -> "Batch":
-    """What is given as a batch of one, refused in a sentence where the network cannot take it."""
-    import torch
-
-    from overt.data.batch import Batch
-    from overt.data.images import prepare
-    from overt.data.vocabulary import Vocabulary, pad
-    from overt.geometry import TextGeometry
-
-    known = subject.spoken
-    assert known is not None
-    for what, wanted, there in (
-        ("picture", known.pixels is not None, given.photo is not None),
-        ("text", known.words is not None, given.text is not None),
-    ):
-        if wanted and not there:
-            raise BadInput(f"{subject.name} wants a {what}; give it one.")
-        if there and not wanted:
-            raise BadInput(f"{subject.name} takes no {what}; leave it out.")
-    parts: dict[str, Any] = {}
-    if known.pixels is not None:
-        pixels, geometry = prepare(given.photo, known.pixels)
-        parts |= {"images": pixels[None], "geometry": geometry}
-    if known.words is not None:
-        assert given.text is not None
-        ids, spans = Vocabulary(known.words).read(given.text)
-        if not ids:
-            raise BadInput("the text has no words; there is nothing in it to read.")
-        tokens, present, ranges = pad([ids], [spans])
-        text = TextGeometry((given.text,), ranges)
-        parts |= {"tokens": tokens, "token_mask": present, "text": text}
-    device = next(subject.model.parameters(), torch.zeros(())).device
-    return Batch(("asked",), **parts).to(device)
+    ], []
 
 
 def layouts(features: Any, batch: "Batch") -> dict[str, "Layout"]:
     """What of the features can be removed, by span name: cells of the picture, words."""
-    from overt.attention import words
+    from overt.attention import regions, words
+    from overt.geometry import RegionGeometry
     from overt.models import Asked as Both
     from overt.models import Cells, Levels, Words
     from overt.models.paying.vgg import Progressed
+    from overt.models.vlbert.model import Joined
 
     match features:
+        case Joined(words=text, regions=boxes):
+            assert batch.boxes is not None
+            where = RegionGeometry(batch.boxes)
+            return {
+                "text": words(text.shape[1], geometry=batch.text),
+                "regions": regions(boxes.shape[1], geometry=where),
+            }
         case Both(cells=cells, words=text):
             return {**layouts(cells, batch), **layouts(text, batch)}
         case Cells(layout=layout):
@@ -193,10 +203,10 @@ def layouts(features: Any, batch: "Batch") -> dict[str, "Layout"]:
 
 
 def kept(where: Mapping[str, "Layout"], given: Given) -> dict[str, "Tensor"]:
-    """1 for every cell and word that stays, 0 for those of which half or more was removed."""
+    """1 for every cell, box and word that stays, 0 for those of which half or more was removed."""
     import torch
 
-    from overt.geometry import PixelGeometry, TextGeometry
+    from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
 
     found = {}
     for name, layout in where.items():
@@ -208,9 +218,26 @@ def kept(where: Mapping[str, "Layout"], given: Given) -> dict[str, "Tensor"]:
                 boxes[None].float().to(span.geometry.size.device), span.shape
             )
             found[name] = (covered.sum(dim=1) < 0.5).float()
+        if isinstance(span.geometry, RegionGeometry) and given.without:
+            found[name] = (_hidden(span.geometry, given) < 0.5).float()
         if isinstance(span.geometry, TextGeometry) and given.unsaid:
             found[name] = (span.geometry.cover([given.unsaid]) < 0.5).float()
     return found
+
+
+def _hidden(where: "RegionGeometry", given: Given) -> "Tensor":
+    """The share of each box that is removed, where what is removed does not overlap."""
+    import torch
+
+    height, width = given.photo.shape[:2]
+    size = torch.tensor([width, height] * 2, dtype=torch.float64)
+    gone = torch.tensor(given.without, dtype=torch.float64) * size
+    ours = where.boxes.cpu().double()[:, :, None]
+    low = torch.maximum(ours[..., :2], gone[:, :2])
+    high = torch.minimum(ours[..., 2:], gone[:, 2:])
+    both = (high - low).clamp_min(0).prod(dim=-1).sum(dim=-1)
+    area = (ours[..., 2:] - ours[..., :2]).clamp_min(0).prod(dim=-1)[..., 0]
+    return (both / area.clamp_min(1e-12)).to(where.boxes.device)
 
 
 # --- maps
@@ -218,6 +245,10 @@ def kept(where: Mapping[str, "Layout"], given: Given) -> dict[str, "Tensor"]:
 
 def maps(model: Any, seen: Seen, way: str) -> tuple[dict[str, "AttentionMap"], list[str]]:
     """The maps of this name by title, and what to know of them; here a name becomes code."""
+    from overt.models.vlbert.model import Understood
+
+    if isinstance(seen.output, Understood) and way != "gradient":
+        return pointing.pointed(seen.output, seen.batch, way)
     match way:
         case "gradient":
             return slopes(model, seen), [f"Shown: {MAPS[way]}."]
@@ -262,12 +293,25 @@ def slopes(model: Any, seen: Seen) -> dict[str, "AttentionMap"]:
     for (name, layout), one in zip(where.items(), slope, strict=True):
         if one is None:
             continue
-        given = AttentionMap.from_cells(one.detach().clamp_min(0), layout.alone(name))
-        title = "the picture, by gradient" if name == "image" else "the words, by gradient"
+        slope_of, layout = _of_words(seen, name, one.detach().clamp_min(0), layout)
+        given = AttentionMap.from_cells(slope_of, layout.alone(name))
+        title = "the words, by gradient" if name == "text" else "the picture, by gradient"
         found[title] = replace(given, kind=Kind.AMOUNT)
     if not found:
         raise BadInput("no gradient reaches the input of this network; ask for another map.")
     return found
+
+
+def _of_words(
+    seen: Seen, name: str, slope: "Tensor", layout: "Layout"
+) -> tuple["Tensor", "Layout"]:
+    """Slopes without those of the marks around captions, which say nothing."""
+    from overt.models.vlbert.model import Joined
+
+    if name != "text" or not isinstance(seen.features, Joined):
+        return slope, layout
+    rows = seen.features.words[0].nonzero()[:, 0]
+    return slope[:, rows], pointing.words_of(seen.batch, rows)
 
 
 def searched(model: Any, seen: Seen) -> tuple[dict[str, "AttentionMap"], list[str]]:
@@ -304,7 +348,14 @@ def searched(model: Any, seen: Seen) -> tuple[dict[str, "AttentionMap"], list[st
 
 
 def _size(attention: "AttentionMap") -> str:
+    """What the keys are, in a few words; of a hard map, how many were kept."""
+    from overt.show.panel import is_hard
+
     span = attention.keys.spans[0]
-    if len(span.shape) == 2:
-        return f"{span.shape[0]} x {span.shape[1]} cells."
-    return f"{len(span)} words."
+    if len(span.shape) != 2:
+        return f"{len(span)} {'boxes' if span.name == 'regions' else 'words'}."
+    rows, columns = span.shape
+    if is_hard(attention):
+        kept = int(attention.weights.sum())
+        return f"{kept} of {rows} x {columns} cells are kept; the others are not looked at."
+    return f"{rows} x {columns} cells."

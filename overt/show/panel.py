@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from overt.attention import AttentionMap, Layout, Span
+from overt.attention import AttentionMap, Form, Kind, Layout, Span
 from overt.errors import BadInput
-from overt.geometry import PixelGeometry, TextGeometry
+from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
 
 Photo = UInt8[np.ndarray, "_ _ 3"]
 
@@ -230,10 +230,23 @@ def texts(layout: Layout) -> list[Span]:
     return [span for span in layout.spans if isinstance(span.geometry, TextGeometry)]
 
 
+def boxed(layout: Layout) -> list[Span]:
+    """The spans that are boxes of a picture."""
+    return [span for span in layout.spans if isinstance(span.geometry, RegionGeometry)]
+
+
+def is_hard(attention: AttentionMap) -> bool:
+    """Whether a map keeps cells or drops them, and weighs none: hard attention."""
+    if attention.kind is not Kind.AMOUNT or attention.form is not Form.PLAIN:
+        return False
+    values = attention.values
+    return bool(((values == 0) | (values == 1)).all()) and bool((values == 0).any())
+
+
 def others(layout: Layout) -> list[int]:
     """The positions that stand in no picture and no text: class tokens, separators, registers."""
     taken: set[int] = set()
-    for span in (*grids(layout), *texts(layout)):
+    for span in (*grids(layout), *texts(layout), *boxed(layout)):
         spans = span.geometry.spans[0].tolist() if isinstance(span.geometry, TextGeometry) else None
         for place, at in enumerate(positions(span)):
             if spans is None or spans[place][1] > spans[place][0]:

@@ -66,7 +66,7 @@ def test_a_panel_a_level_with_the_weights_of_the_model(subject: Subject) -> None
 
 
 def test_the_boxes_of_the_cells_are_of_the_photo(subject: Subject) -> None:
-    panels, _, _ = view_attached(subject, Given(photo=PHOTO), Wish())
+    panels, _, _, _ = view_attached(subject, Given(photo=PHOTO), Wish())
     (span,) = grids(panels[1].attention.keys)
     place = geometry(span)
     assert place is not None
@@ -75,7 +75,7 @@ def test_the_boxes_of_the_cells_are_of_the_photo(subject: Subject) -> None:
 
 @pytest.mark.parametrize("layer", ["1", "-2", "encoder.stages.1"])
 def test_one_level_alone(subject: Subject, layer: str) -> None:
-    panels, _, _ = view_attached(subject, Given(photo=PHOTO), Wish(layer=layer))
+    panels, _, _, _ = view_attached(subject, Given(photo=PHOTO), Wish(layer=layer))
     assert [one.layers for one in panels] == [("encoder.stages.1",)]
 
 
@@ -107,7 +107,7 @@ def test_a_model_without_a_processor_stretches_the_photo(tmp_path: Path) -> None
     net.save_pretrained(tmp_path / "net")
     subject = open_attached(tmp_path / "net", "net")
     assert subject.transform is not None
-    panels, _, _ = view_attached(subject, Given(photo=PHOTO), Wish())
+    panels, _, _, _ = view_attached(subject, Given(photo=PHOTO), Wish())
     (span,) = grids(panels[0].attention.keys)
     place = geometry(span)
     assert place is not None

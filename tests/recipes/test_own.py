@@ -54,7 +54,8 @@ def test_a_saved_network_answers_as_it_did(tmp_path: Path):
     again = open_model(tmp_path / "model")
     seen = own.see(one, Given(QUESTION, PHOTO))
     chances = seen.output.prediction.softmax(-1)[0]
-    found = own.answers(again, own.see(again, Given(QUESTION, PHOTO)).output)
+    given = Given(QUESTION, PHOTO)
+    found, _ = own.answers(again, own.see(again, given).output, given)
     assert [name for name, _ in found] == [
         one.spoken.answers[at] for at in chances.argsort(descending=True).tolist()
     ]

@@ -17,7 +17,7 @@ from overt.measure.captions import Consensus
 from overt.models.captioning.captioner import Captioner, Memory
 from overt.models.captioning.decoding import Rules, Texts, greedy, sample, sample_beside_greedy
 from overt.models.output import Decoder
-from overt.recipes.a2.data import Parts, Pictures, one_each, opened
+from overt.recipes.a2.data import Parts, Pictures, Sight, one_each, opened
 from overt.recipes.a2.evaluation import Scorer, evaluated, texts_of
 from overt.recipes.a2.ground import ground_of, take
 from overt.recipes.a2.networks import AlignedCaptioner, Net, network
@@ -25,6 +25,7 @@ from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic, Schedule
 from overt.recipes.building import limits, source
 from overt.recipes.experiment import Evaluation, Experiment, Stage
 from overt.recipes.recipe import Context
+from overt.recipes.spoken import Mute, Spoken, spoken
 from overt.supervise import perturb, reward
 from overt.train import (
     Fitted,
@@ -69,12 +70,30 @@ def build(recipe: A2Recipe, context: Context) -> Experiment:
         found = evaluated(model, parts, rules, device)
         return replace(found, clock=clock.marks())
 
+    def example() -> Batch:
+        return parts.test.batch(range(min(8, len(parts.test))))
+
     return Experiment(
         model=model,
         sources=[source(part) for part in (parts.train, parts.val, parts.test)],
         stages=stages,
         evaluate=evaluate,
-        example=lambda: parts.test.batch(range(min(8, len(parts.test)))),
+        example=example,
+        spoken=asked(model, parts, example),
+    )
+
+
+def asked(model: Net, parts: Parts, example: Callable[[], Batch]) -> Spoken | Mute | None:
+    """How the captioner is asked: with a picture, of which it sees cells or boxes."""
+    how = parts.seen
+    if not isinstance(how, Sight):
+        return how
+    return spoken(
+        *(model, (), parts.words, example),
+        how.sees,
+        backbone=how.backbone,
+        pixels=how.pixels,
+        longest=parts.longest,
     )
 
 

@@ -27,6 +27,7 @@ from overt.models.captioning.captioner import CachedRegions
 from overt.recipes.a2.recipe import A2Recipe, Files, Photos, Scenes
 from overt.recipes.building import SPLITS
 from overt.recipes.recipe import Context
+from overt.recipes.spoken import Backbone, Mute, Sees
 from overt.train import processes
 
 PORTION = 256  # pictures that are read at a time
@@ -190,11 +191,21 @@ def said(
 
 
 @dataclass(frozen=True)
+class Sight:
+    """What of a picture a captioner is given, for whoever asks it later."""
+
+    sees: Sees
+    pixels: tuple[int, int]
+    backbone: Backbone | None = None
+
+
+@dataclass(frozen=True)
 class Parts:
     """Three splits, the words of the captioner, its eye, and what the test is looked at with.
 
     `truth` is the test with the regions of every word, where they are known; `photos` opens the
-    test's photos, to show them; `longest` is the most tokens that are written.
+    test's photos, to show them; `longest` is the most tokens that are written; `seen` is what of
+    pictures it is given.
     """
 
     train: Pictures
@@ -205,6 +216,7 @@ class Parts:
     longest: int
     truth: CaptionScenes | None = None
     photos: PhotoSet | None = None
+    seen: Sight | Mute | None = None
 
     def to(self, device: torch.device | str) -> "Parts":
         """The same with what is held of pictures on another device."""
@@ -239,7 +251,9 @@ def scenes(data: Scenes) -> Parts:
     train, val, test = (_drawn(drawn[split]) for split in SPLITS)
     longest = int(max(part.lengths.max() for part in (train, val, test)))
     words = drawn["train"].vocabulary
-    return Parts(train, val, test, words, CachedRegions(WIDTH), longest, truth=drawn["test"])
+    seen = Sight(Sees.CROPS, (data.size, data.size))
+    eye = CachedRegions(WIDTH)
+    return Parts(train, val, test, words, eye, longest, truth=drawn["test"], seen=seen)
 
 
 def _drawn(data: CaptionScenes) -> Pictures:
@@ -315,17 +329,21 @@ def photos(data: Photos, root: Path, device: torch.device | str = "cpu") -> Part
     if folder is not None and is_bottom_up(folder):
         detected = BottomUp(folder)
         eye: Eye = CachedRegions(detected.width)
+        seen: Sight | Mute = Mute("it looks at regions of a detector, which is no part of overt")
         shows: list[Show] = [_detections(detected, one, data) for one in raw]
     else:
         cache = FeatureCache(folder) if folder is not None else _cells(data, root, raw, device)
         side = round(cache.shape[0] ** 0.5)
         eye = CachedEye(cache.shape[1], (side, side))
+        name = data.backbone if folder is None else cache.key.backbone
+        made = Backbone(name, cache.key.weights)
+        seen = Sight(Sees.CELLS, (data.size, data.size), made)
         shows = [_cached(cache, names(one, data)) for one in raw]
     train, val, test = (
         _photos(one, data, words, show) for one, show in zip(raw, shows, strict=True)
     )
     shown = _opened(data, root, raw[2])
-    return Parts(train, val, test, words, eye, data.longest + 1, photos=shown)
+    return Parts(train, val, test, words, eye, data.longest + 1, photos=shown, seen=seen)
 
 
 def names(captions: Captions, data: Photos) -> list[str]:

@@ -1,5 +1,6 @@
 """From the plain values of hard attention to an experiment: one training, and a test."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,7 @@ from overt.recipes.han.evaluation import evaluated, validated
 from overt.recipes.han.networks import network
 from overt.recipes.han.recipe import HanRecipe, Schedule
 from overt.recipes.recipe import Context, Train
+from overt.recipes.spoken import Mute, Sees, Spoken, spoken
 from overt.train import (
     Fitted,
     Losses,
@@ -113,13 +115,31 @@ def trained(recipe: HanRecipe, context: Context, parts: Parts, model: nn.Module)
         found = evaluated(parts.test, cast(models.Model, model), ranks.device, parts.alike)
         return replace(found, clock=clock.marks())
 
+    def example() -> Batch:
+        return parts.test.data.batch(range(min(8, len(parts.test.data))))
+
     return Experiment(
         model=model,
         sources=[source(parts.train), source(parts.held.data), source(parts.test.data)],
         stages=[Stage("train", run)],
         evaluate=evaluate,
-        example=lambda: parts.test.data.batch(range(min(8, len(parts.test.data)))),
+        example=example,
+        spoken=asked(model, parts, example),
         judged=parts.test.data,
+    )
+
+
+def asked(model: nn.Module, parts: Parts, example: Callable[[], Batch]) -> Spoken | Mute | None:
+    """How the network is asked: on pixels, or on what a frozen CNN makes of them."""
+    return spoken(
+        model,
+        parts.test.classes,
+        parts.reader,
+        example,
+        Sees.PIXELS if parts.backbone is None else Sees.CELLS,
+        parts.canvas,
+        parts.backbone,
+        parts.pixels,
     )
 
 

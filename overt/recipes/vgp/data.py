@@ -12,10 +12,11 @@ from overt.data.scenes.proposals import every, only_detected, only_true
 from overt.data.scenes.referring import ReferringScenes
 from overt.data.scenes.relations import Relation
 from overt.data.scenes.store import Scenes as World
-from overt.data.vocabulary import BEGIN, END
+from overt.data.vocabulary import BEGIN, END, Reader
 from overt.models.vlbert.downstream import boxed
 from overt.models.vlbert.marks import marked
 from overt.recipes.building import SPLITS
+from overt.recipes.spoken import Backbone
 from overt.recipes.vgp.held import PORTION, HeldLinks, HeldTexts, as_table, kept
 from overt.recipes.vgp.recipe import Scenes
 
@@ -45,12 +46,21 @@ class Task:
     classes: int = 0
 
 
+@dataclass(frozen=True)
+class Asked:
+    """How texts are read, the size of pictures, and what makes features of their boxes, if any."""
+
+    reader: Reader
+    pixels: tuple[int, int]
+    backbone: Backbone | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Parts:
     """Three splits of pairs of captions, and the tasks afterwards, made when they are asked for.
 
     `shown` gives some pairs of the test with all that people see of them; None where that is not
-    known.
+    known. `asked` is what it takes to ask a network that was tuned on them.
     """
 
     train: Pairs
@@ -61,6 +71,7 @@ class Parts:
     expressions: Callable[[], Task] | None = None
     questions: Callable[[], Task] | None = None
     shown: Callable[[], Batch] | None = None
+    asked: Asked | None = None
 
 
 # --- scenes
@@ -70,6 +81,7 @@ def scenes(data: Scenes, device: torch.device) -> Parts:
     """Pairs of captions, expressions and questions of the embedded world."""
     counts = dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))
     train, held, test = (pairs_of(data, split, counts[split]) for split in SPLITS)
+    words = drawn_pairs(data, "val", 1).vocabulary
 
     def shown() -> Batch:
         some = drawn_pairs(data, "test", counts["test"])
@@ -80,10 +92,11 @@ def scenes(data: Scenes, device: torch.device) -> Parts:
         Pairs.on(held, device),
         Pairs.on(test, device),
         relations=len(Relation),
-        vocabulary=drawn_pairs(data, "val", 1).vocabulary.size,
+        vocabulary=words.size,
         expressions=lambda: expressions(data, device),
         questions=lambda: questions(data, device),
         shown=shown,
+        asked=Asked(words, (data.size, data.size)),
     )
 
 

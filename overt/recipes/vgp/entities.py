@@ -36,7 +36,8 @@ from overt.models.vlbert.regions import box_means
 from overt.recipes.building import SPLITS
 from overt.recipes.han.features import frozen
 from overt.recipes.recipe import Context
-from overt.recipes.vgp.data import Pairs, Parts
+from overt.recipes.spoken import Backbone
+from overt.recipes.vgp.data import Asked, Pairs, Parts
 from overt.recipes.vgp.held import PORTION, HeldTexts, kept
 from overt.recipes.vgp.recipe import Begin, Model, Photos
 
@@ -114,13 +115,28 @@ def entities(data: Photos, model: Model, context: Context, device: torch.device)
         return replace(found, source=hashlib.sha256(f"{key}/{split}".encode()).hexdigest())
 
     train, held, test = map(part, SPLITS)
+    reader = reader_of(model) or words_in(folder)
+    backbone = Backbone(data.backbone, frozen(data.backbone, device).weights)
     return Parts(
         Pairs.on(train, device),
         Pairs.on(held, device),
         Pairs.on(test, device),
         relations=RELATIONS,
         vocabulary=1 + max(int(one.tokens.max()) for one in (train, held, test)),
+        asked=Asked(reader, (data.size, data.size), backbone),
     )
+
+
+def words_in(folder: Path) -> Reader:
+    """The words of the captions that are learned from."""
+    sizes = read_sizes(folder / SIZES)
+    names = [
+        name
+        for name, split, *_ in read_pairs(folder / PAIRS)
+        if split == "train" and f"{name}.jpg" in sizes
+    ]
+    captions = read_captions(folder / ANNOTATION, names)
+    return words_of([one.text for name in names for one in captions[name]])
 
 
 def reader_of(model: Model) -> Reader | None:

@@ -17,7 +17,7 @@ from overt.recipes.a2.evaluation import Scorer, of_words, shown, spoken
 from overt.recipes.a2.networks import AlignedCaptioner, network
 from overt.recipes.a2.recipe import a2_scenes
 from overt.show.sample import load_gallery
-from tests.recipes import tiny
+from tests.recipes import askable, tiny
 from tests.recipes.a2.small import PHOTO_SETS, SETS, write_coco
 
 OURS = ("a dog runs", "a cat on a mat", "two birds")
@@ -54,6 +54,8 @@ def test_a_run_says_all_of_it(run: tuple[Path, dict[str, Any]]) -> None:
     assert ours["cider_d"]["value"] == pytest.approx(mean, abs=1e-6)
     again = caption_scores(samples["prediction"].tolist(), THEIRS[:1] * 4)
     assert len(again) == 4
+    [panel] = askable.ask(out, None).panels
+    assert len(panel.keys) == 16 and panel.heads == 8
 
 
 def test_the_page_shows_each_word_with_its_look(run: tuple[Path, dict[str, Any]]) -> None:
@@ -62,9 +64,8 @@ def test_the_page_shows_each_word_with_its_look(run: tuple[Path, dict[str, Any]]
     for one in gallery:
         assert one.image is not None and one.image.shape == (64, 64, 3)
         words = one.prediction.split()
-        assert len(one.levels) == len(words)
-        assert [name.split(" ", 1)[1] for name in one.levels] == words
-        for grid in one.levels.values():
+        assert one.answer_cells is not None and len(one.answer_cells) == len(words)
+        for grid in one.answer_cells:
             assert grid.shape == (16, 16) and grid.sum() == pytest.approx(1, abs=1e-3)
 
 
@@ -143,4 +144,5 @@ def test_nothing_is_shown_of_a_caption_without_words(parts: Parts) -> None:
     recipe = settings.apply(a2_scenes(), [*SETS, "align.fuse=none"])
     model = network(recipe.model, recipe.align, parts.words.size, parts.eye).eval()
     for one in shown(model, parts, Rules(longest=1)):
-        assert len(one.levels) == len(one.prediction.split()) <= 1
+        looked = () if one.answer_cells is None else one.answer_cells
+        assert len(looked) == len(one.prediction.split()) <= 1

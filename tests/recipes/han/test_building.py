@@ -19,7 +19,7 @@ from overt.recipes.han.recipe import HanRecipe, Schedule
 from overt.recipes.recipe import Context
 from overt.show.sample import load_gallery
 from overt.train import Reporter
-from tests.recipes import tiny
+from tests.recipes import askable, tiny
 from tests.recipes.asked_files import SMALL
 
 Ran = Callable[..., tuple[Path, dict[str, Any]]]
@@ -68,6 +68,8 @@ def test_the_saved_network_answers_as_the_run_did(run: Ran) -> None:
     with torch.no_grad():
         sure = model(batch).prediction.softmax(dim=-1).amax(dim=-1)
     np.testing.assert_allclose(sure.numpy(), samples["confidence"][: len(batch)], atol=1e-5)
+    asked = askable.ask(place, "what is the shape of the red thing")
+    assert "6 of 5 x 5 cells are kept" in asked.panels[0].about
 
 
 def test_the_page_shows_the_cells_that_were_kept(run: Ran) -> None:

@@ -16,6 +16,7 @@ from overt.errors import BadInput
 from overt.recipes.han.data import MARGIN, Portion, grid_of, nouns, together
 from overt.show.sample import load_gallery
 from tests.data import test_wordnet
+from tests.recipes import askable
 
 Ran = Callable[..., tuple[Path, dict[str, Any]]]
 
@@ -31,6 +32,7 @@ def test_features_are_made_once_and_shown_with_their_photos(run: Ran, tmp_path: 
     shown = load_gallery(place / "gallery")
     assert all(one.image is not None and one.cells is not None for one in shown)
     assert results["ours"]["share_kept"]["value"] == results["ours"]["cells_kept"]["value"] / 4
+    assert askable.ask(place, "what is on the table").answers
     run("han-daquar", "data.size=64", "model.select=all", out="again")
     assert (caches[0] / "shard-00000/features.npy").stat().st_mtime_ns == written
 

@@ -12,7 +12,7 @@ from overt.recipes import find, settings
 from overt.recipes.recipe import Context
 from overt.recipes.vgp import building
 from overt.recipes.vgp.recipe import Model
-from tests.recipes import tiny
+from tests.recipes import askable, tiny
 from tests.recipes.vgp import small
 
 
@@ -43,6 +43,8 @@ def test_a_run_leaves_every_number_and_a_network_to_open(tmp_path: Path) -> None
     assert results["paper"]["answers"]["value"] == pytest.approx(0.6709)
     again = models.VLBert.from_pretrained(tmp_path / "run" / "model")
     assert again.sizes.layers == 2
+    asked = askable.ask(tmp_path / "run", "a red circle / a blue square")
+    assert {name for name, _ in asked.answers} == set(building.KINDS.values())
 
 
 def test_sizes_are_those_of_the_recipe(tmp_path: Path) -> None:

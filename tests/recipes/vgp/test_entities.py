@@ -12,7 +12,7 @@ from overt.recipes.recipe import Context
 from overt.recipes.vgp import entities
 from overt.recipes.vgp.held import HeldLinks
 from overt.recipes.vgp.recipe import Model, Photos
-from tests.recipes import tiny
+from tests.recipes import askable, tiny
 from tests.recipes.vgp import small
 
 CPU = torch.device("cpu")
@@ -81,6 +81,7 @@ def test_a_run_from_nothing(root: Path, tmp_path: Path) -> None:
     assert results["status"] == "done"
     assert {"grounding_accuracy", "paraphrase_f1", "reach"} <= set(results["ours"])
     assert "answers" not in results["ours"] and results["paper"] == {}
+    assert askable.ask(tmp_path / "run", "A dog\na red ball").answers
 
 
 def test_a_run_from_minilm(root: Path, tmp_path: Path) -> None:
@@ -92,6 +93,8 @@ def test_a_run_from_minilm(root: Path, tmp_path: Path) -> None:
     results = tiny.run(recipe, tmp_path / "run", data_root=root)
     assert results["status"] == "done"
     assert len(results["groups"]["reach"]) == 12  # one layer of twelve heads
+    asked = askable.ask(tmp_path / "run", "A dog\na red ball")
+    assert asked.panels[0].queries == ("A", "dog", "a", "red", "ball")
 
 
 def test_too_few_photos_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
