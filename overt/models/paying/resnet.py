@@ -5,11 +5,10 @@ https://arxiv.org/abs/1603.05027: bottlenecks that normalise first. Attention as
 "Learn To Pay Attention", ICLR 2018, https://arxiv.org/abs/1804.02391, appendix A.2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -20,14 +19,12 @@ from overt.models.output import Output
 from overt.models.paying.attention import (
     DECISIONS,
     SCORES,
-    AttentionClassifier,
     Decision,
-    Levels,
     Score,
     concat,
     parametrised,
 )
-from overt.models.paying.vgg import cells_of, images_of, largest, name_in, pixels, pool, scaled
+from overt.models.paying.vgg import Attentive, cells_of, images_of, largest, pixels, pool, scaled
 
 STEM, PLANES, EXPANSION = 16, (16, 32, 64), 4
 
@@ -157,11 +154,11 @@ class Whole(nn.Module):
         return self.linear(largest(self.convolve(pool(self.before(x), 2))))
 
 
-class ResNetAttention(Network[Levels]):
+class ResNetAttention(Attentive):
     """The residual network that classifies by what it attends to (RN-164-att, att2, att3).
 
     The levels are the sums that leave the last stages, before any norm: 8 x 8, 16 x 16 and 32 x 32
-    cells for 32 x 32 pixels.
+    cells for 32 x 32 pixels. The descriptor has 384 numbers for two levels at full width.
     """
 
     def __init__(
@@ -172,45 +169,15 @@ class ResNetAttention(Network[Levels]):
         decision: Decision = concat,
         dropout: float = 0.3,
     ) -> None:
-        super().__init__()
-        if levels not in (1, 2, 3):
-            raise ValueError(f"attention stands at 1, 2 or 3 levels, not {levels}")
-        self.depth, self.levels, self.dropout = depth, levels, dropout
-        self.score, self.decide_by = score, decision
-        self.trunk = ResidualTrunk(depth.width, depth.blocks)
-        channels: Sequence[int] = self.trunk.channels
-        self.classify = AttentionClassifier(
-            depth.classes, channels[-levels:], channels[-1], score, decision, dropout
+        trunk = ResidualTrunk(depth.width, depth.blocks)
+        super().__init__(
+            trunk, trunk.channels, depth.classes, levels, score, decision, dropout, Whole
         )
-        self.query = Whole(channels[-1]) if self.classify.asks else None
-
-    def encode(self, batch: Batch) -> Levels:
-        """The cells of every level, and the query."""
-        found = self.trunk(pixels(images_of(batch), self.trunk.stem.weight.dtype))
-        query = None
-        if self.query is not None and self.classify.wants_query:
-            query = self.query(found[-1])
-            query = query if batch.image_of is None else query[batch.image_of]
-        return Levels(tuple(cells_of(x, batch) for x in found[-self.levels :]), query)
-
-    def descriptor(self, features: Levels) -> Float[Tensor, "b s"]:
-        """What the classifier decides from: 384 numbers for two levels at full width."""
-        summaries, _ = self.classify.look(features)
-        return torch.cat(summaries, dim=1)
-
-    def decide(self, features: Levels, mask: Mapping[str, Tensor] | None = None) -> Output:
-        """Classes, and one map a level, the lowest first; a mask over one grid acts on all."""
-        return self.classify(features, mask)
+        self.depth, self.dropout = depth, dropout
 
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""
-        return {
-            "depth": asdict(self.depth),
-            "levels": self.levels,
-            "score": name_in(SCORES, self.score, "score"),
-            "decision": name_in(DECISIONS, self.decide_by, "decision"),
-            "dropout": self.dropout,
-        }
+        return {"depth": asdict(self.depth), **super().config(), "dropout": self.dropout}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ResNetAttention":

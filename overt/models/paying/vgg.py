@@ -6,8 +6,9 @@ where dropout stands, and what a weighted sum passes on its way to the classifie
 initialisation but for u, one mean and one deviation for all pixels, and images of any size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -281,31 +282,32 @@ class VGGGap(Network[Cells]):
         return cls(Sizes.of(config["sizes"]))
 
 
-class VGGAttention(Network[Levels]):
-    """VGG that classifies by what it attends to at one to three levels (VGG-att, att2, att3).
+class Attentive(Network[Levels]):
+    """A trunk that is attended to at the last one to three levels, and decides by what is found.
 
-    The levels are the convolutions 13, 10 and 7, before the pooling that follows them: 8 x 8, 16 x
-    16 and 32 x 32 cells for 32 x 32 pixels. With `score=uniform` it is the control: the same trunk
-    and the same classifier with average pooling, and no query, as nothing would ask for one.
+    `ask` makes the query from the last level, where the score has one.
     """
 
     def __init__(
         self,
-        sizes: Sizes,
-        levels: int = 2,
-        score: Score = parametrised,
-        decision: Decision = concat,
+        trunk: nn.Module,
+        channels: Sequence[int],
+        classes: int,
+        levels: int,
+        score: Score,
+        decision: Decision,
+        dropout: float,
+        ask: Callable[[int], nn.Module],
     ) -> None:
         super().__init__()
         if levels not in (1, 2, 3):
             raise ValueError(f"attention stands at 1, 2 or 3 levels, not {levels}")
-        self.sizes, self.levels, self.score, self.decide_by = sizes, levels, score, decision
-        self.trunk = Trunk((1, 1, sizes.first_pool, 2), sizes.width, sizes.dropout)
-        channels, dropout = self.trunk.channels, sizes.dropout.linear
+        self.levels, self.score, self.decide_by = levels, score, decision
+        self.trunk = trunk
         self.classify = AttentionClassifier(
-            sizes.classes, channels[-levels:], channels[-1], score, decision, dropout
+            classes, channels[-levels:], channels[-1], score, decision, dropout
         )
-        self.query = Global(channels[-1], dropout=dropout) if self.classify.asks else None
+        self.query = ask(channels[-1]) if self.classify.asks else None
 
     def encode(self, batch: Batch) -> Levels:
         """The cells of every level, and the query."""
@@ -318,7 +320,7 @@ class VGGAttention(Network[Levels]):
         return Levels(tuple(cells_of(x, batch) for x in found[-self.levels :]), query)
 
     def descriptor(self, features: Levels) -> Float[Tensor, "b s"]:
-        """What the classifier decides from: 512, 1024 or 1280 numbers at full width."""
+        """What the classifier decides from: the summaries of all levels, one after the other."""
         summaries, _ = self.classify.look(features)
         return torch.cat(summaries, dim=1)
 
@@ -330,13 +332,41 @@ class VGGAttention(Network[Levels]):
         return self.classify(features, mask)
 
     def config(self) -> dict[str, Any]:
-        """The values this model was made with."""
+        """How it attends and decides; what the trunk is made of is added by each kind."""
         return {
-            "sizes": asdict(self.sizes),
             "levels": self.levels,
             "score": name_in(SCORES, self.score, "score"),
             "decision": name_in(DECISIONS, self.decide_by, "decision"),
         }
+
+
+class VGGAttention(Attentive):
+    """VGG that classifies by what it attends to at one to three levels (VGG-att, att2, att3).
+
+    The levels are the convolutions 13, 10 and 7, before the pooling that follows them: 8 x 8, 16 x
+    16 and 32 x 32 cells for 32 x 32 pixels. With `score=uniform` it is the control: the same trunk
+    and the same classifier with average pooling, and no query, as nothing would ask for one. The
+    descriptor has 512, 1024 or 1280 numbers at full width.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        levels: int = 2,
+        score: Score = parametrised,
+        decision: Decision = concat,
+    ) -> None:
+        dropout = sizes.dropout.linear
+        trunk = Trunk((1, 1, sizes.first_pool, 2), sizes.width, sizes.dropout)
+        ask = partial(Global, dropout=dropout)
+        super().__init__(
+            trunk, trunk.channels, sizes.classes, levels, score, decision, dropout, ask
+        )
+        self.sizes = sizes
+
+    def config(self) -> dict[str, Any]:
+        """The values this model was made with."""
+        return {"sizes": asdict(self.sizes), **super().config()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "VGGAttention":
