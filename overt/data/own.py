@@ -14,13 +14,14 @@ from pathlib import Path
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from overt.attention import AttentionMap, Kind, grid, words
 from overt.data.batch import Batch
 from overt.data.hat import Fuse, gathered, mean_map, read_map
 from overt.data.images import How, Size, stretch
+from overt.data.marks import Marked, by_person, map_of
 from overt.data.photos import ALL, Entry, PhotoSet, target
 from overt.data.vocabulary import Reader, pad
 from overt.errors import BadInput, Damaged
@@ -29,7 +30,6 @@ from overt.geometry import PixelGeometry, TextGeometry
 SIZE, CELLS = (224, 224), (14, 14)
 
 Heat = Float[Tensor, "y x"]
-Range = tuple[int, int]
 Looks = Callable[[Path], Sequence[Heat]]  # a photo -> one picture of weights a person
 
 
@@ -135,7 +135,7 @@ class OwnMarks:
         self,
         name: str,
         texts: Sequence[str],
-        marked: Sequence[Sequence[Sequence[Range]]],
+        marked: Marked,
         reader: Reader,
         labels: Sequence[int] | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class OwnMarks:
         """The texts at these places, with what people marked as target."""
         places = self._places(indices)
         tokens, mask, text = self._read(places)
-        maps, there = self._marks(places, text, mask)
+        maps, there = by_person(self._chosen(places), text, mask)
         fused = maps.sum(dim=1) / there.sum(dim=1, keepdim=True).clamp_min(1)
         seen = mask & (fused.sum(dim=-1, keepdim=True) > 0)
         labels = self._labels
@@ -170,15 +170,8 @@ class OwnMarks:
     def people(self, indices: Sequence[int]) -> AttentionMap:
         """What each person marked: 1 or 0 a token, one query a person."""
         places = self._places(indices)
-        tokens, mask, text = self._read(places)
-        maps, there = self._marks(places, text, mask)
-        return AttentionMap(
-            rearrange(maps, "b p n -> b 1 1 p n"),
-            words(tokens.shape[1], geometry=text),
-            words(maps.shape[1], name="people"),
-            mask[:, None] & there[..., None],
-            Kind.AMOUNT,
-        )
+        _, mask, text = self._read(places)
+        return map_of(*by_person(self._chosen(places), text, mask), text, mask)
 
     def digest(self) -> str:
         """A hash of the texts and the marks."""
@@ -203,17 +196,8 @@ class OwnMarks:
         )
         return tokens, mask, TextGeometry(texts, spans)
 
-    def _marks(
-        self, places: Sequence[int], text: TextGeometry, mask: Bool[Tensor, "b n"]
-    ) -> tuple[Float[Tensor, "b p n"], Bool[Tensor, "b p"]]:
-        people = [self._marked[place] for place in places]
-        most = max([1, *map(len, people)])
-        maps, there = [], []
-        for number in range(most):
-            marked = [each[number] if number < len(each) else () for each in people]
-            maps.append((text.cover(marked) >= 0.5) & mask)
-            there.append(torch.tensor([number < len(each) for each in people], dtype=torch.bool))
-        return torch.stack(maps, dim=1).float(), torch.stack(there, dim=1)
+    def _chosen(self, places: Sequence[int]) -> Marked:
+        return [self._marked[place] for place in places]
 
 
 def _numbered(folder: Path, stem: str) -> list[Path]:

@@ -17,13 +17,13 @@ from html import unescape
 from pathlib import Path
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from overt.attention import AttentionMap, Kind, words
+from overt.attention import AttentionMap, words
 from overt.data.asked import words_of
 from overt.data.batch import Batch
+from overt.data.marks import Marked, Range, by_person, map_of
 from overt.data.photos import ALL, split_or_all
 from overt.data.splits import Split, held_out
 from overt.data.vocabulary import Reader, pad
@@ -45,7 +45,6 @@ PIECE = re.compile(r"<(/?)([a-zA-Z]+)([^<>]*)>|([^<]+)")  # a tag, or text betwe
 MAPS, REVIEWS = 4_853, 1_545
 TEST, VALIDATION = 300, 150
 
-Range = tuple[int, int]
 Fuse = Callable[[Float[Tensor, "b p n"], Bool[Tensor, "b p"]], Float[Tensor, "b n"]]
 
 
@@ -143,7 +142,7 @@ class YelpHat:
         """The reviews at these places, with what people marked as target."""
         chosen = self._chosen(indices)
         tokens, mask, text = self._read(chosen)
-        maps, there = self._marks(chosen, text, mask)
+        maps, there = by_person(self._marked(chosen), text, mask)
         fused = self._fuse(maps, there)
         seen = mask & (fused.sum(dim=-1, keepdim=True) > 0)
         keys = words(tokens.shape[1], geometry=text)
@@ -164,15 +163,8 @@ class YelpHat:
         token. `.each_row()` makes a sample of every person.
         """
         chosen = self._chosen(indices)
-        tokens, mask, text = self._read(chosen)
-        maps, there = self._marks(chosen, text, mask)
-        return AttentionMap(
-            rearrange(maps, "b p n -> b 1 1 p n"),
-            words(tokens.shape[1], geometry=text),
-            words(maps.shape[1], name="people"),
-            mask[:, None] & there[..., None],
-            Kind.AMOUNT,
-        )
+        _, mask, text = self._read(chosen)
+        return map_of(*by_person(self._marked(chosen), text, mask), text, mask)
 
     def digest(self) -> str:
         """A hash of the four tables, the split and how marks are counted."""
@@ -195,20 +187,12 @@ class YelpHat:
         )
         return tokens, mask, TextGeometry(tuple(review.text for review in chosen), spans)
 
-    def _marks(
-        self, chosen: Sequence[Review], text: TextGeometry, mask: Bool[Tensor, "b n"]
-    ) -> tuple[Float[Tensor, "b p n"], Bool[Tensor, "b p"]]:
-        """1 for a token of which a person marked at least half; and which people there are."""
-        trusted = [
-            [person for person in review.people if self._trust(review, person)] for review in chosen
+    def _marked(self, chosen: Sequence[Review]) -> Marked:
+        """What those marked who are trusted."""
+        return [
+            [person.marked for person in review.people if self._trust(review, person)]
+            for review in chosen
         ]
-        most = max([1, *map(len, trusted)])
-        maps, there = [], []
-        for number in range(most):
-            marked = [people[number].marked if number < len(people) else () for people in trusted]
-            maps.append((text.cover(marked) >= 0.5) & mask)
-            there.append(torch.tensor([number < len(people) for people in trusted]))
-        return torch.stack(maps, dim=1).float(), torch.stack(there, dim=1).bool()
 
 
 def read_part(path: Path, part: str) -> list[Review]:

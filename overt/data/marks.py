@@ -1,0 +1,42 @@
+"""Words that people marked in texts: from ranges of characters to one row a person."""
+
+from collections.abc import Sequence
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from overt.attention import AttentionMap, Kind, words
+from overt.geometry import TextGeometry
+
+Range = tuple[int, int]  # first character, character behind the last
+Marked = Sequence[Sequence[Sequence[Range]]]  # by text and person
+
+
+def by_person(
+    marked: Marked, text: TextGeometry, mask: Bool[Tensor, "b n"]
+) -> tuple[Float[Tensor, "b p n"], Bool[Tensor, "b p"]]:
+    """1 for a token of which a person marked at least half; and which people there are."""
+    maps, there = [], []
+    for number in range(max([1, *map(len, marked)])):
+        ranges = [people[number] if number < len(people) else () for people in marked]
+        maps.append((text.cover(ranges) >= 0.5) & mask)
+        there.append(torch.tensor([number < len(people) for people in marked], dtype=torch.bool))
+    return torch.stack(maps, dim=1).float(), torch.stack(there, dim=1)
+
+
+def map_of(
+    maps: Float[Tensor, "b p n"],
+    there: Bool[Tensor, "b p"],
+    text: TextGeometry,
+    mask: Bool[Tensor, "b n"],
+) -> AttentionMap:
+    """What each person marked, one query a person; one who is not there sees no token."""
+    return AttentionMap(
+        rearrange(maps, "b p n -> b 1 1 p n"),
+        words(maps.shape[2], geometry=text),
+        words(maps.shape[1], name="people"),
+        mask[:, None] & there[..., None],
+        Kind.AMOUNT,
+    )
