@@ -1,5 +1,6 @@
 """Numbers: one a sample, with what they mean. See `Measure`, and `statistics` for means."""
 
+from overt.capture.resting import still
 from overt.data.answers import vqa_scores
 from overt.measure import captions
 from overt.measure.agreement import cc, js, kendall, kl, sim, spearman
@@ -120,7 +121,6 @@ from overt.measure.robustness import (
     lost_odds,
     lost_score,
     pgd,
-    still,
 )
 from overt.measure.scorecards.card import Difference, Scorecard, over_runs
 from overt.measure.scorecards.catalogue import catalogue

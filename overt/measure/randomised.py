@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from overt.attention import AttentionMap
+from overt.capture.resting import still
 from overt.measure.agreement import spearman
 from overt.measure.measured import Measured, measured
-from overt.measure.robustness import still
 
 Look = Callable[[], AttentionMap]
 Compare = Callable[[AttentionMap, AttentionMap], Measured]

@@ -11,8 +11,8 @@ An image is fooled when its prediction is another one than before, whatever the 
 al., "Learn To Pay Attention", ICLR 2018, figure 6).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from overt.capture.resting import still
 from overt.measure.measured import Measured, measured
 
 Classify = Callable[[Float[Tensor, "b 3 y x"]], Float[Tensor, "b c"]]
@@ -39,21 +40,6 @@ class Attack(Protocol):
         labels: Int[Tensor, " b"],
         eps: float,
     ) -> Float[Tensor, "b 3 y x"]: ...
-
-
-@contextmanager
-def still(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode, and afterwards every part in the mode it was found in.
-
-    An attack on a model that is training would meet dropout, and move the statistics of batch norm.
-    """
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        yield model
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 # --- what an attack raises

@@ -4,8 +4,7 @@ Each takes any module and gives an `AttentionMap` over a grid, with one global q
 asked in evaluation mode and left as it was found: hooks, mode, gradients, random numbers.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from overt.attention import POINT, AttentionMap, Kind, grid
+from overt.capture.resting import resting
 from overt.geometry import PixelGeometry
 
 # A class a sample, or what to explain: (the model's output) -> one score a sample.
@@ -35,7 +35,7 @@ def class_activation(
     bias of the class, are its score. This is checked; for all other networks there is `grad_cam`.
     """
     head = head or _last_linear(model)
-    with _asked(model, images), _Features(model, layer) as features:
+    with resting(model), _Features(model, layer) as features:
         scores = model(images)
     found = features.only()
     if found.shape[1] != head.in_features or not _follows(found, head, scores):
@@ -62,7 +62,7 @@ def grad_cam(
     the model's output. The result has no history unless `create_graph` asks for it, as in
     `torch.autograd.grad`.
     """
-    with _asked(model, images), torch.inference_mode(False), torch.enable_grad():
+    with resting(model), torch.inference_mode(False), torch.enable_grad():
         images = images.clone() if images.is_inference() else images
         with _Features(model, layer) as features:
             score = _scores(model(images), target)
@@ -109,7 +109,7 @@ def rise(
         )
     b, _, height, width = images.shape
     values = torch.zeros(b, height, width, dtype=torch.float64, device=images.device)
-    with _asked(model, images), torch.no_grad():
+    with resting(model), torch.no_grad():
         for start in range(0, masks, chunk):
             count = min(chunk, masks - start)
             shown = rise_masks(count, (height, width), cells, keep, generator).to(images)
@@ -146,22 +146,6 @@ def rise_masks(
 
 
 # --- asking a model and leaving it as it was
-
-
-@contextmanager
-def _asked(model: Any, images: Tensor) -> Iterator[None]:
-    """Evaluation mode and a stream of random numbers of its own, both put back afterwards."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    before = [module.training for module in modules]
-    devices = [images.device] if images.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        try:
-            for module in modules:
-                module.training = False
-            yield
-        finally:
-            for module, training in zip(modules, before, strict=True):
-                module.training = training
 
 
 class _Features:

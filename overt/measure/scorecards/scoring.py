@@ -27,11 +27,11 @@ from torch import nn
 
 from overt import files
 from overt.capture import Unseen
+from overt.capture.resting import still
 from overt.data.batch import Batch
 from overt.data.human import Truth, truth_of
 from overt.data.source import Source
 from overt.errors import BadInput, Damaged, Failed
-from overt.measure.robustness import still
 from overt.measure.scorecards.card import MODEL, Numbers, Scorecard
 from overt.measure.scorecards.catalogue import choose
 from overt.measure.scorecards.entries import Entry, Unasked

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from overt.attention import grid
 from overt.capture.positions.embedded import photos_of
 from overt.capture.positions.grids import Size, fitted
+from overt.capture.resting import still
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry
 from overt.models import pretrained
@@ -40,7 +41,6 @@ from overt.models.attaching.levels import (
     Order,
     Run,
     find_levels,
-    in_eval,
     named_levels,
     number_format,
     returning,
@@ -185,7 +185,7 @@ class Attached(nn.Module):
         if not self.frozen:
             yield
             return
-        with in_eval(self.backbone):
+        with still(self.backbone):
             yield
 
     # --- the backbone: trained, frozen, given back

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from overt.capture.positions.grids import Patches, Size, patches_of
+from overt.capture.resting import still
 
 MOST_LEADING = 16  # tokens that may stand before the cells of a sequence of unknown make
 _NAME = re.compile(r"(?P<path>.*?)(\[(?P<which>\d+)\])?")
@@ -375,7 +376,7 @@ def _trial(backbone: nn.Module, run: Run, canvas: Size, paths: Sequence[str]) ->
     with (
         torch.no_grad(),
         torch.random.fork_rng(devices=[]),
-        in_eval(backbone),
+        still(backbone),
         returning(backbone, list(dict.fromkeys(paths))) as kept,
     ):
         run(backbone, blank)
@@ -393,15 +394,3 @@ def number_format(module: nn.Module) -> torch.dtype:
     """The number format that a module takes: that of its first parameter with fractions."""
     kinds = (one.dtype for one in module.parameters() if one.is_floating_point())
     return next(kinds, torch.get_default_dtype())
-
-
-@contextmanager
-def in_eval(module: nn.Module) -> Iterator[None]:
-    """Every module inside in eval mode for the block, and each as it was afterwards."""
-    before = [(one, one.training) for one in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for one, training in before:
-            one.training = training

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from overt import measure
 from overt.attention import AttentionMap
+from overt.capture.resting import resting
 from overt.data.batch import Batch
 from overt.measure.measured import Measure
 from overt.models import Output
@@ -24,7 +25,6 @@ from overt.recipes.ssa.teaching import everything
 from overt.show.sample import Sample
 from overt.supervise import Surrogates
 from overt.supervise.surrogate import OnlyWords, asking, mean, without_whole
-from overt.supervise.surrogate.look import resting
 from overt.supervise.targets import fitted
 
 CARRIED = 100  # samples whose exact earth mover's distance on a grid is computed: each is a search

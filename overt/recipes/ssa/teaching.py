@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from overt import models, supervise
 from overt.attention import POINT, AttentionMap, Layout, Span
+from overt.capture.resting import resting
 from overt.data.batch import Batch
 from overt.data.source import Source
 from overt.errors import BadInput
@@ -21,7 +22,6 @@ from overt.recipes.ssa.recipe import Supervise as Plan
 from overt.supervise import Discriminator, Loss, Scale, Taught, placebo
 from overt.supervise.adversary import deceive, tell_apart
 from overt.supervise.surrogate import mean, of_truth
-from overt.supervise.surrogate.look import resting
 from overt.supervise.targets import Targets, fitted
 from overt.train import Losses, ParameterSet, Progress
 

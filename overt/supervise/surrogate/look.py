@@ -7,9 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from overt.attention import AttentionMap, Layout
+from overt.capture.resting import resting
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
 from overt.supervise.surrogate.places import Places
@@ -252,23 +253,6 @@ def asking(
     """
     with resting(model), torch.no_grad():
         yield Look(model, model.encode(batch), batch, names, score, reduce, select)
-
-
-@contextmanager
-def resting(model: Any) -> Iterator[None]:
-    """Every module in evaluation mode, and random numbers that nobody else misses."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    before = [module.training for module in modules]
-    first = next(model.parameters(), None) if modules else None
-    cards = [first.device] if first is not None and first.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cards):
-        try:
-            for module in modules:
-                module.training = False
-            yield
-        finally:
-            for module, training in zip(modules, before, strict=True):
-                module.training = training
 
 
 def _alone(attention: AttentionMap, name: str) -> AttentionMap:

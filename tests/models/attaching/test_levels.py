@@ -13,7 +13,6 @@ from overt.models.attaching.levels import (
     Level,
     Order,
     find_levels,
-    in_eval,
     named_levels,
     recognise,
     returning,
@@ -267,11 +266,3 @@ def test_another_thread_is_not_overheard() -> None:
         other.start()
         other.join()
     assert torch.equal(kept["one"], backbone.one(blank))
-
-
-def test_eval_mode_for_a_while() -> None:
-    backbone = Plain().train()
-    backbone.one.eval()
-    with in_eval(backbone):
-        assert not any(one.training for one in backbone.modules())
-    assert backbone.training and backbone.two.training and not backbone.one.training

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from overt.attention import AttentionMap, grid, words
+from overt.capture.resting import resting
 from overt.data.batch import Batch
 from overt.geometry import TextGeometry
 from overt.models.answering.vqa import VQA, Sizes, SoftAttention
@@ -18,7 +19,6 @@ from overt.supervise.surrogate.look import (
     of_answers,
     of_label,
     of_truth,
-    resting,
     rows_of,
 )
 from tests.supervise.surrogate.toys import Planted, Toys
