@@ -8,7 +8,8 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from overt.attention import AttentionMap, grid, words
-from overt.measure.transport import emd
+from overt.measure import transport
+from overt.measure.transport import by_prices, by_simplex, emd
 from overt.supervise import emd as loss
 
 
@@ -29,6 +30,25 @@ def test_pictures_agree_with_pot(generator, sharp, shape):
     for b in range(3):
         a, t = (one[b].numpy() / one[b].sum().item() for one in (ours, theirs))
         assert float(found[b]) == pytest.approx(ot.emd2(a, t, cost), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("sharp", [1, 30])
+def test_both_solvers_find_the_same(generator, sharp):
+    """POT where it is, scipy where it is not: the number does not tell which."""
+    pytest.importorskip("ot")
+    given, wanted = (draw(9, sharp, generator)[0].numpy() for _ in range(2))
+    given, wanted = given / given.sum(), wanted / wanted.sum()
+    cost = torch.rand(9, 9, generator=generator, dtype=torch.float64).numpy()
+    assert by_simplex(given, wanted, cost) == pytest.approx(
+        by_prices(given, wanted, cost), rel=1e-9
+    )
+
+
+def test_without_pot_scipy_solves(generator, monkeypatch):
+    ours, theirs = (AttentionMap.from_cells(draw(12, 3, generator), grid(3, 4)) for _ in range(2))
+    quick = emd(ours, theirs)
+    monkeypatch.setattr(transport, "_solver", lambda: by_prices)
+    torch.testing.assert_close(emd(ours, theirs), quick, rtol=1e-6, atol=1e-9)
 
 
 def test_words_agree_with_scipy_over_those_that_are_there(generator):
