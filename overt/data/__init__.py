@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from overt.data.photos import PhotoSet
     from overt.data.phrases import Expressions, flickr30k_phrases, refcoco, refer
     from overt.data.pictures import Pictures
+    from overt.data.readable import Readable, readable
     from overt.data.resident import Resident, crop_and_flip, shift, vary
     from overt.data.rooms import scene67
     from overt.data.scenes.store import Scenes
@@ -71,6 +72,7 @@ __all__ = [
     "OwnMarks",
     "PhotoSet",
     "Pictures",
+    "Readable",
     "Resident",
     "Scenes",
     "SortOfClevr",
@@ -99,6 +101,7 @@ __all__ = [
     "oxford_pets",
     "pictures_in",
     "pooled",
+    "readable",
     "refcoco",
     "refer",
     "root_of",
@@ -141,6 +144,7 @@ _HOMES = {
     "photos": ("PhotoSet",),
     "phrases": ("Expressions", "flickr30k_phrases", "refcoco", "refer"),
     "pictures": ("Pictures",),
+    "readable": ("Readable", "readable"),
     "resident": ("Resident", "crop_and_flip", "shift", "vary"),
     "rooms": ("scene67",),
     "scenes.store": ("Scenes",),

@@ -110,8 +110,10 @@ def _parsed(line: bytes, photo: int, where: str) -> tuple[NDArray[np.float32], N
         where_boxes = where_boxes.reshape(n, 4).copy()
         values = np.frombuffer(base64.b64decode(features, validate=True), "<f4")
         values = values.reshape(n, -1).copy()  # what was decoded cannot be written to
-        if int(number) != photo or n < 1 or not np.isfinite(values).all():
+        if int(number) != photo or n < 1:
             raise ValueError("numbers that cannot be")
+        if not (np.isfinite(values).all() and np.isfinite(where_boxes).all()):
+            raise ValueError(f"of photo {photo} some numbers are not finite")
     except (ValueError, binascii.Error) as problem:
         raise Damaged(
             f"{where}: no regions of a photo ({problem}); get the file again."
@@ -124,9 +126,9 @@ def _index(folder: Path, paths: Sequence[Path]) -> dict[int, tuple[str, int]]:
     sizes = {path.name: path.stat().st_size for path in paths}
     kept = folder / INDEX
     if kept.is_file():
-        said: Any = files.read_json(kept)
-        if isinstance(said, dict) and said.get("format") == FORMAT and said.get("sizes") == sizes:
-            return {int(photo): (name, start) for photo, (name, start) in said["at"].items()}
+        said = _kept(files.read_json(kept), sizes)
+        if said is not None:
+            return said
     found: dict[int, tuple[str, int]] = {}
     for path in paths:
         start = 0
@@ -138,8 +140,29 @@ def _index(folder: Path, paths: Sequence[Path]) -> dict[int, tuple[str, int]]:
                         f"{path}, byte {start}: not a line of {FIELDS} fields that begins with the "
                         "number of a photo."
                     )
-                found[int(fields[0])] = (path.name, start)
+                photo = int(fields[0])
+                if photo in found:
+                    first, byte = found[photo]
+                    raise Damaged(
+                        f"{path}, byte {start}: photo {photo} comes twice, first in "
+                        f"{folder / first}, byte {byte}; get the files again."
+                    )
+                found[photo] = (path.name, start)
                 start += len(line)
     with suppress(Failed, OSError):  # a folder that is only read: found again next time
         files.write_json(kept, {"format": FORMAT, "sizes": sizes, "at": found})
     return found
+
+
+def _kept(said: Any, sizes: dict[str, int]) -> dict[int, tuple[str, int]] | None:
+    """An index that was kept, if it is one, and of these files."""
+    if not isinstance(said, dict) or (said.get("format"), said.get("sizes")) != (FORMAT, sizes):
+        return None
+    found: dict[int, tuple[str, int]] = {}
+    for photo, where in said["at"].items() if isinstance(said.get("at"), dict) else ():
+        match where:
+            case [str(name), int(start)] if photo.isdecimal() and 0 <= start < sizes.get(name, 0):
+                found[int(photo)] = (name, start)
+            case _:
+                return None
+    return found or None

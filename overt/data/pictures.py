@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.batch import Batch
-from overt.errors import BadInput
+from overt.errors import BadInput, Damaged
 from overt.files import digest
 from overt.geometry import PixelGeometry
 
@@ -78,11 +78,14 @@ class Pictures:
         )
 
     def digest(self) -> str:
-        """A hash of the files, of which records belong to the split, and of how many classes."""
+        """A hash of the files, of which records belong to the split, and of how many classes.
+
+        Two files with the same bytes are `Damaged`: one of them was put in the place of another.
+        """
         if self._digest is None:
             whole = hashlib.sha256(f"{self.name} {self.split} {len(self.classes)}".encode())
-            for path in self._files:
-                whole.update(digest(path).encode())
+            for hashed in _apart(self._files):
+                whole.update(hashed.encode())
             whole.update(self._rows.tobytes())
             self._digest = whole.hexdigest()
         return self._digest
@@ -95,3 +98,13 @@ class Pictures:
                 f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {wrong[0]}."
             )
         return self._rows[places]
+
+
+def _apart(paths: Sequence[Path]) -> list[str]:
+    """The hash of each file, when no two are the same."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        first = found.setdefault(digest(path), path)
+        if first != path:
+            raise Damaged(f"{path} holds the same bytes as {first}; get one of them again.")
+    return list(found)

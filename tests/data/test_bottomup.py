@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from overt import files
 from overt.data.bottomup import INDEX, BottomUp, is_bottom_up, photo_number
 from overt.errors import BadInput, Damaged
 from tests.recipes.a2.small import write_bottom_up
@@ -64,3 +65,21 @@ def test_the_number_of_a_photo_is_in_its_name() -> None:
     assert photo_number("val2014/COCO_val2014_000000391895.jpg") == 391895
     with pytest.raises(BadInput, match="does not end in the number"):
         photo_number("dog.jpg")
+
+
+def test_a_photo_that_comes_twice_is_named(tmp_path: Path) -> None:
+    write_bottom_up(tmp_path / "a.tsv", range(2))
+    write_bottom_up(tmp_path / "b.tsv", range(1, 3))
+    with pytest.raises(Damaged, match=r"b\.tsv, byte 0: photo 1 comes twice, first in .*a\.tsv"):
+        BottomUp(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "at", [{"0": ["../a.tsv", 0]}, {"0": ["a.tsv", -1]}, {"x": ["a.tsv", 0]}, 3]
+)
+def test_an_index_that_somebody_changed_is_made_again(tmp_path: Path, at: object) -> None:
+    write_bottom_up(tmp_path / "a.tsv", range(2))
+    first = BottomUp(tmp_path).get([0])
+    said = files.read_json(tmp_path / INDEX)
+    files.write_json(tmp_path / INDEX, {**said, "at": at})
+    torch.testing.assert_close(BottomUp(tmp_path).get([0]).features, first.features)

@@ -197,8 +197,8 @@ class Surrogates:
     """Targets for attention by sample id, read from disk when asked for.
 
     Opening checks that every shard is there and in its place, and that no sample comes twice.
-    Before a shard is first read its bytes are checked against its manifest. What is wrong is
-    `Damaged`, with the file.
+    Before a shard is first read its bytes are checked against its manifest, and its numbers are
+    checked to be finite. What is wrong is `Damaged`, with the file and the row.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -280,9 +280,12 @@ class Surrogates:
         return self._numbers(ids, "probes", name).long()
 
     def check(self) -> None:
-        """Check every byte now, not when it is first read."""
+        """Check every byte and every number now, not when it is first read."""
         for number in range(self.plan.count):
             verify(place_of(self.folder, number))
+            for place in range(len(self._spans[number])):
+                for part in PARTS:
+                    self._read(number, f"{part}-{place}")
 
     def _numbers(self, ids: Sequence[str], part: str, name: str | None) -> Tensor:
         place = self._place(name)
@@ -330,10 +333,27 @@ class Surrogates:
                 verify(place)
             path = place / f"{part}.npy"
             try:
-                self._open[number, part] = np.lib.format.open_memmap(path, mode="r")
+                found = np.lib.format.open_memmap(path, mode="r")
             except (OSError, ValueError, EOFError, SyntaxError) as problem:
                 raise Damaged(f"{path} is missing or cut off: {problem}.") from problem
+            self._open[number, part] = self._sound(number, path, found)
         return self._open[number, part]
+
+    def _sound(self, number: int, path: Path, found: NDArray[Any]) -> NDArray[Any]:
+        """The array, when it has a row for every sample of its shard and only finite numbers."""
+        ids = [name for name, (shard, _) in self._at.items() if shard == number]
+        if found.ndim < 1 or len(found) != len(ids) or found.dtype.kind not in "fbi":
+            raise Damaged(
+                f"{path} holds {found.dtype} of shape {found.shape}, and not one row for each of "
+                f"{len(ids)} samples. Remove the shard and make them again."
+            )
+        wrong = _first_wrong(found)
+        if wrong is not None:
+            raise Damaged(
+                f"{path}: row {wrong}, sample {ids[wrong]!r}, is not finite. Remove the shard and "
+                "make them again."
+            )
+        return found
 
     def _add(self, number: int) -> None:
         place, (start, stop) = place_of(self.folder, number), self.plan.span(number)
