@@ -275,7 +275,7 @@ def pairs_of(
     counts: Sequence[int],
 ) -> tuple[Int[Tensor, " p"], Int[Tensor, " p"], Int[Tensor, " p"]]:
     """All ordered pairs of packed cells within each sample: first cell, second cell, sample."""
-    many = torch.tensor(counts)
+    many = torch.tensor(counts, dtype=torch.long)
     squares = many.square()
     sample = torch.arange(len(counts)).repeat_interleave(squares)
     within = torch.arange(len(sample)) - (squares.cumsum(0) - squares)[sample]

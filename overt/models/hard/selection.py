@@ -239,22 +239,26 @@ class Ragged:
     counts: tuple[int, ...]
 
     @property
+    def _many(self) -> Int[Tensor, " b"]:
+        return torch.tensor(self.counts, dtype=torch.long)  # of no sample too
+
+    @property
     def owners(self) -> Int[Tensor, " n"]:
         """The sample of each packed cell."""
-        found = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
+        found = torch.arange(len(self.counts)).repeat_interleave(self._many)
         return found.to(self.packed.device)
 
     @property
     def present(self) -> Bool[Tensor, "b m"]:
         """Which places hold a cell, when every sample is filled up to the fullest."""
         places = torch.arange(max(self.counts, default=0))
-        return (places < torch.tensor(self.counts)[:, None]).to(self.packed.device)
+        return (places < self._many[:, None]).to(self.packed.device)
 
     def filled(self, rows: Float[Tensor, "n e"]) -> Float[Tensor, "b m e"]:
         """One row a packed cell, side by side, every sample filled up with zeros."""
         b, m = len(self.counts), max(self.counts, default=0)
         starts = m * torch.arange(b) - torch.tensor((0, *self.counts)).cumsum(0)[:-1]
-        places = torch.arange(len(rows)) + starts.repeat_interleave(torch.tensor(self.counts))
+        places = torch.arange(len(rows)) + starts.repeat_interleave(self._many)
         empty = rows.new_zeros(b * m, rows.shape[-1])
         return empty.index_copy(0, places.to(rows.device), rows).unflatten(0, (b, m))
 

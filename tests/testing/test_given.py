@@ -1,0 +1,57 @@
+import torch
+from torch import nn
+
+from overt.attention import Kind
+from overt.testing.given import Sizes, as_map, plainly, random_given
+
+
+def test_what_is_given_is_the_same_each_time_and_as_large_as_asked_for():
+    one, two = (random_given(Sizes(5, 7, 3), (2, 3), [6, 4]) for _ in range(2))
+    assert one.queries.shape == (2, 3, 5) and one.keys.shape == (2, 6, 7)
+    assert one.present.sum(dim=1).tolist() == [6, 4]
+    assert torch.equal(one.keys, two.keys) and torch.equal(one.queries, two.queries)
+    other = random_given(Sizes(5, 7, 3), (2, 3), [6, 4], seed=1)
+    assert not torch.equal(one.keys, other.keys)
+    assert one.cells.find("image").shape == (2, 3) and len(one.words) == 6 and len(one.asking) == 3
+
+
+def test_keys_that_ask_each_other_stay_one_tensor():
+    given = random_given(Sizes(queries=None), (2, 3), [6, 4, 2])
+    for one in (given, given.clone(), given.to(torch.float64), given.select([2, 0])):
+        assert one.queries is one.keys
+    asked = random_given(Sizes(), (2, 3), [6, 4, 2]).clone()
+    assert asked.queries is not asked.keys
+
+
+def test_moving_what_is_given():
+    given = random_given(Sizes(), (2, 3), [6, 4, 2])
+    assert given.to(torch.bfloat16).keys.dtype is torch.bfloat16
+    assert given.to(torch.bfloat16).present.dtype is torch.bool
+    assert {given.to("meta").keys.device.type, given.to("meta").present.device.type} == {"meta"}
+    assert given.select([]).keys.shape == (0, 6, 8)
+    copy = given.clone()
+    copy.keys.zero_()
+    assert given.keys.any()
+
+
+def test_weights_of_heads_become_a_map():
+    given = random_given(Sizes(), (2, 3), [6, 4, 2])
+    weights = given.present[:, None, None].float().expand(-1, 4, 2, -1)
+    made = as_map(weights / weights.sum(-1, keepdim=True), given).check()
+    assert made.values.shape == (3, 1, 4, 2, 6) and made.kind is Kind.PROBABILITY
+
+
+class Even(nn.Module):
+    """Looks at all keys alike and gives weights, not a map."""
+
+    def forward(self, queries, keys, present):
+        weights = (present / present.sum(dim=1, keepdim=True))[:, None, None]
+        weights = weights.expand(-1, 1, queries.shape[1], -1)
+        return weights[:, 0] @ keys, weights
+
+
+def test_a_module_is_called_plainly_and_may_give_weights():
+    given = random_given(Sizes(), (2, 3), [6, 4, 2])
+    output, attention = plainly(Even(), given)
+    torch.testing.assert_close(output[1, 0], given.keys[1, :4].mean(dim=0))
+    assert attention.check().values.shape == (3, 1, 1, 2, 6)
