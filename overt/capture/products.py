@@ -2,19 +2,27 @@
 
 Plain autograd would save a copy of the keys in every layer, in float32 at that, make a dozen small
 nodes a layer, and hold the gradients of all layers at once. One function for all layers saves
-nothing that attention itself has not saved: queries and keys as they are.
+nothing that attention itself has not saved: queries and keys as they are. It multiplies many layers
+at once, so that small layers cost few launches, and never more of them than fit in little memory.
+
+Nothing here asks a device for a value: a step that is supervised never waits for its own results.
+A graph that is being compiled gets the same arithmetic as plain operations, which it fuses itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Index = slice | Tensor  # positions, the same for every sample or one row a sample
+Part = Callable[[], Tensor]  # makes the gradient of some rows when it is due
 ALL = slice(None)
+AT_ONCE = {"cpu": 2**21}  # bytes of stacked rows and keys: what a cache holds
+ELSEWHERE = 2**26  # on a card: large enough to keep it busy, small beside any step
 
 
 class Tap:
@@ -22,25 +30,25 @@ class Tap:
 
     The gradient of a few rows is a whole tensor of zeros but for those rows. Made when a loss is
     traced back, those of all layers would exist at once, on top of every activation. A tap is
-    handed the rows, and adds them when the backward pass has come to its layer. Give its `tensor`
-    to attention, and to nothing else: then they are added into the gradient that attention has
-    made, and no tensor of zeros is made at all.
+    told how to make the rows, and adds them when the backward pass has come to its layer. Give its
+    `tensor` to attention, and to nothing else: then they are added into the gradient that attention
+    has made, and no tensor of zeros is made at all.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.parts: list[tuple[int, Index, Tensor]] = []
+        self.parts: list[tuple[int, Index, Part]] = []
         self.tensor: Tensor = _Tapped.apply(tensor, self)
 
-    def bring(self, index: Index, part: Tensor) -> None:
+    def bring(self, index: Index, part: Part) -> None:
         """The gradient of some rows, for the backward pass that is under way."""
         self.parts.append((torch._C._current_graph_task_id(), index, part))
 
-    def taken(self) -> list[tuple[Index, Tensor]]:
+    def taken(self) -> list[tuple[Index, Part]]:
         """What this backward pass has brought; what an earlier one left is forgotten."""
         return _taken(self.parts)
 
 
-def _taken(parts: list[tuple[int, Index, Tensor]]) -> list[tuple[Index, Tensor]]:
+def _taken(parts: list[tuple[int, Index, Part]]) -> list[tuple[Index, Part]]:
     """What the backward pass under way has brought; the list is empty afterwards."""
     now = torch._C._current_graph_task_id()
     found = [(index, part) for task, index, part in parts if task == now]
@@ -70,8 +78,11 @@ class _Tapped(torch.autograd.Function):
         elif torch.is_grad_enabled():  # to be differentiated again
             whole = whole.clone()
         for index, part in parts:
-            _place(part, index, whole)
+            _place(part(), index, whole)
         return whole, None
+
+
+# --- products and their softmax
 
 
 def products(
@@ -85,14 +96,46 @@ def products(
 
     The scale is on the rows of the queries, which are fewer than the products.
     """
+    tensors, taps = _given(queries, keys)
+    if torch.compiler.is_compiling():
+        return _multiplied(tensors, rows, columns, scale)
+    return _Products.apply(rows, columns, scale, None, taps, *tensors)
+
+
+def log_shares(
+    queries: Sequence[Float[Tensor, "b h q d"] | Tap],
+    keys: Sequence[Float[Tensor, "b g k d"] | Tap],
+    rows: Index,
+    columns: Index,
+    scale: float = 1.0,
+    visible: Bool[Tensor, "b #s r"] | None = None,
+) -> Float[Tensor, "l b h s r"]:
+    """The log-softmax of the products over the columns that each row may see; -inf for the others.
+
+    A row that sees nothing is -inf throughout, and has no gradient. Of the products and their
+    softmax only the result is kept, which is what the gradient is made from.
+    """
+    tensors, taps = _given(queries, keys)
+    hidden = None if visible is None or _all_seen(visible) else ~visible[:, None]
+    if torch.compiler.is_compiling():
+        return _shared(_multiplied(tensors, rows, columns, scale), hidden)
+    return _Products.apply(rows, columns, scale, (hidden,), taps, *tensors)
+
+
+def _given(queries: Sequence[Any], keys: Sequence[Any]) -> tuple[list[Tensor], list[Tap | None]]:
     given = [*queries, *keys]
     taps = [one if isinstance(one, Tap) else None for one in given]
-    tensors = [one.tensor if isinstance(one, Tap) else one for one in given]
-    return _Products.apply(rows, columns, scale, taps, *tensors)
+    return [one.tensor if isinstance(one, Tap) else one for one in given], taps
+
+
+def _all_seen(visible: Tensor) -> bool:
+    """Whether a mask is known to hide nothing: asked where that costs no waiting."""
+    known = visible.device.type == "cpu" and not torch.compiler.is_compiling()
+    return known and bool(visible.all())
 
 
 class _Products(torch.autograd.Function):
-    """The products, layer by layer; the gradient goes to the rows and keys that took part."""
+    """Products of many layers at once; the gradient goes to the rows and keys that took part."""
 
     @staticmethod
     def forward(
@@ -100,63 +143,160 @@ class _Products(torch.autograd.Function):
         rows: Index,
         columns: Index,
         scale: float,
+        softmax: tuple[Tensor | None] | None,
         taps: list[Tap | None],
         *tensors: Tensor,
     ) -> Tensor:
-        """One product a layer; what is converted for it is let go."""
+        """The scores, or with `softmax`, which holds what is hidden, their logarithmic shares."""
         ctx.rows, ctx.columns, ctx.scale, ctx.taps = rows, columns, scale, taps
-        ctx.save_for_backward(*tensors)
-        count = len(tensors) // 2
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            return torch.stack(
-                [
-                    _product(
-                        _precise(take(query, rows, 2)) * scale, _precise(take(key, columns, 2))
-                    )
-                    for query, key in zip(tensors[:count], tensors[count:], strict=True)
-                ]
-            )
+        ctx.softmax = softmax
+        found = _multiplied(tensors, rows, columns, scale)
+        if softmax is None:
+            ctx.save_for_backward(*tensors)
+            return found
+        found = _shared(found, softmax[0])
+        ctx.save_for_backward(*tensors, found)
+        return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Each layer's gradient, brought to its tap or made whole."""
-        tensors, taps = ctx.saved_tensors, ctx.taps
-        count, found = len(tensors) // 2, [None] * len(tensors)
-        wanted = ctx.needs_input_grad[4:]
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            for layer, gradient in enumerate(gradients[0]):
-                query, key = tensors[layer], tensors[count + layer]
-                grouped = rearrange(gradient, "b (g n) s r -> b g (n s) r", g=key.shape[1])
-                if wanted[layer]:
-                    part = grouped @ _precise(take(key, ctx.columns, 2)) * ctx.scale
-                    part = rearrange(part, "b g (n s) d -> b (g n) s d", s=gradient.shape[2])
-                    found[layer] = _handed(part.to(query.dtype), ctx.rows, query, taps[layer])
-                if wanted[count + layer]:
-                    at = _precise(take(query, ctx.rows, 2)) * ctx.scale
-                    at = rearrange(at, "b (g n) s d -> b g (n s) d", g=key.shape[1])
-                    part = (grouped.transpose(-1, -2) @ at).to(key.dtype)
-                    found[count + layer] = _handed(part, ctx.columns, key, taps[count + layer])
-        return (None, None, None, None, *found)
+        gradient, tensors = gradients[0], list(ctx.saved_tensors)
+        if ctx.softmax is not None:
+            gradient = _unshared(gradient, tensors.pop(), ctx.softmax[0])
+        wanted, parts = ctx.needs_input_grad[5:], _parts(gradient, tensors, ctx)
+        found = [
+            _handed(part, index, like, tap) if needed else None
+            for (index, part), like, tap, needed in zip(
+                parts, tensors, ctx.taps, wanted, strict=True
+            )
+        ]
+        return (None, None, None, None, None, *found)
 
 
-def _handed(part: Tensor, index: Index, like: Tensor, tap: Tap | None) -> Any:
+def _parts(gradient: Tensor, tensors: Sequence[Tensor], ctx: Any) -> list[tuple[Index, Part]]:
+    """How to make the gradient of each layer's rows, and after them of each layer's keys.
+
+    The rows are few, and those of many layers are made at once. The keys are many: each layer's are
+    made when it is due, and not before.
+    """
+    count = len(tensors) // 2
+    queries, keys = tensors[:count], tensors[count:]
+    rows, columns = _ready(ctx.rows, gradient.device), _ready(ctx.columns, gradient.device)
+    g, s = keys[0].shape[1], gradient.shape[3]
+    of_rows, of_keys = list[tuple[Index, Part]](), list[tuple[Index, Part]]()
+    with unrounded(gradient.device):
+        for some in _groups(queries, keys, rows, columns):
+            slopes = _by_group(gradient[some], g)
+            made = _by_head((slopes @ _stacked(keys[some], columns)).mul_(ctx.scale), s)
+            of_rows += [(rows, partial(_itself, one)) for one in made.to(queries[0].dtype)]
+            at = _by_group(_stacked(queries[some], rows).mul_(ctx.scale), g)
+            of_keys += [(columns, partial(_turned, *pair)) for pair in zip(slopes, at, strict=True)]
+    return of_rows + of_keys
+
+
+def _itself(part: Tensor) -> Tensor:
+    return part
+
+
+def _turned(slopes: Float[Tensor, "b g s r"], rows: Float[Tensor, "b g s d"]) -> Tensor:
+    with unrounded(rows.device):
+        return slopes.transpose(-1, -2) @ rows
+
+
+def _handed(part: Part, index: Index, like: Tensor, tap: Tap | None) -> Any:
     """Nothing when a tap has taken the part; else the part as a gradient of the whole."""
     if tap is not None:
         tap.bring(index, part)
         return None
     whole = torch.zeros_like(like)
-    _place(part, index, whole)
+    _place(part(), index, whole)
     return whole
 
 
-def _product(query: Float[Tensor, "b h s d"], key: Float[Tensor, "b g r d"]) -> Tensor:
-    grouped = rearrange(query, "b (g n) s d -> b g (n s) d", g=key.shape[1])
-    scores = grouped @ key.transpose(-1, -2)
-    return rearrange(scores, "b g (n s) r -> b (g n) s r", s=query.shape[2])
+# --- arithmetic on all layers
 
 
-def _precise(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+def unrounded(device: torch.device) -> AbstractContextManager[Any]:
+    """Arithmetic as it is written, whatever autocast is about to make of it."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
+
+
+def _multiplied(
+    tensors: Sequence[Tensor], rows: Index, columns: Index, scale: float
+) -> Float[Tensor, "l b h s r"]:
+    count = len(tensors) // 2
+    queries, keys = tensors[:count], tensors[count:]
+    rows, columns = _ready(rows, keys[0].device), _ready(columns, keys[0].device)
+    g = keys[0].shape[1]
+    with unrounded(tensors[0].device):
+        found = []
+        for some in _groups(queries, keys, rows, columns):
+            at = _stacked(queries[some], rows)
+            scores = _by_group(at.mul_(scale), g) @ _stacked(keys[some], columns).transpose(-1, -2)
+            found.append(_by_head(scores, at.shape[3]))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _shared(scores: Float[Tensor, "l b h s r"], hidden: Tensor | None) -> Tensor:
+    """Finite scores to log-shares; they hide nothing, so the small mask says what is empty."""
+    if hidden is None:
+        return scores.log_softmax(dim=-1)
+    empty = hidden.all(dim=-1, keepdim=True)
+    # the gradient of a softmax over nothing is NaN even where it is thrown away
+    logs = scores.masked_fill_(hidden & ~empty, -torch.inf).log_softmax(dim=-1)
+    return logs.masked_fill(empty, -torch.inf)
+
+
+def _unshared(gradient: Tensor, logs: Tensor, hidden: Tensor | None) -> Tensor:
+    """The gradient of the scores from that of their log-shares."""
+    if hidden is not None:
+        gradient = gradient.masked_fill(hidden, 0)
+    return torch._log_softmax_backward_data(gradient, logs, -1, logs.dtype)
+
+
+def _groups(
+    queries: Sequence[Tensor], keys: Sequence[Tensor], rows: Index, columns: Index
+) -> Iterator[slice]:
+    """Runs of layers that are multiplied at once, as many as memory of little size holds."""
+    query, key = queries[0], keys[0]
+    width = torch.promote_types(query.dtype, torch.float32).itemsize * query.shape[-1]
+    held = _length(query, rows) * query.shape[1] + _length(key, columns) * key.shape[1]
+    most = AT_ONCE.get(query.device.type, ELSEWHERE)
+    step = max(1, most // max(1, width * held * len(query)))
+    for start in range(0, len(queries), step):
+        yield slice(start, min(start + step, len(queries)))
+
+
+def _length(tensor: Tensor, index: Index) -> int:
+    return len(range(tensor.shape[2])[index]) if isinstance(index, slice) else index.shape[1]
+
+
+def _ready(index: Index, device: torch.device) -> Index:
+    """Positions to gather by, on the device; -1 reads and gets the first, and is hidden."""
+    return index if isinstance(index, slice) else index.to(device).clamp_min(0)
+
+
+def _stacked(tensors: Sequence[Tensor], index: Index) -> Float[Tensor, "l b h s d"]:
+    """Rows of many layers in memory of their own, in float32 at least; a slice is never indexed."""
+    if isinstance(index, slice):
+        found = torch.stack([one[:, :, index] for one in tensors])
+    else:
+        b, h, _, d = tensors[0].shape
+        places = index[:, None, :, None].expand(b, h, -1, d)
+        found = torch.stack([one.gather(2, places) for one in tensors])
+    return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+def _by_group(values: Float[Tensor, "l b h s d"], g: int) -> Float[Tensor, "l b g m d"]:
+    l, b, h, s, d = values.shape
+    return values.reshape(l, b, g, h // g * s, d)
+
+
+def _by_head(values: Float[Tensor, "l b g m d"], s: int) -> Float[Tensor, "l b h s d"]:
+    l, b, g, m, d = values.shape
+    return values.reshape(l, b, g * m // max(1, s), s, d)
 
 
 def _place(part: Tensor, index: Index, whole: Tensor) -> None:
@@ -164,8 +304,8 @@ def _place(part: Tensor, index: Index, whole: Tensor) -> None:
     if isinstance(index, slice):
         whole[:, :, index] += part
     else:
-        places = index.to(whole.device).clamp_min(0)[:, None, :, None].expand_as(part)
-        whole.scatter_add_(2, places, part)
+        places = index[:, None, :, None].expand_as(part)
+        whole.scatter_add_(2, places, part.to(whole.dtype))
 
 
 def take(values: Tensor, index: Index, dim: int) -> Tensor:

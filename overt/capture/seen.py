@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
 from overt.capture.call import Call, Projected
-from overt.capture.products import ALL, Index, products
+from overt.capture.products import ALL, Index, Tap, log_shares, products
 
 State = TypeVar("State")
 Where = str | Int[Tensor, "b _"]  # the name of a span, or positions, -1 where a sample has none
@@ -128,11 +128,12 @@ class Seen:
         if sources is None:
             scores = torch.stack([call.scores(at, to) for call in self.calls], dim=1)
             return AttentionMap.from_scores(scores, keys, queries, mask)
-        scores = _multiplied(sources, at, to)
-        if not _in_the_mask(sources[0]):
-            scores = rearrange(sources[0].shaped(scores, at, to), "l b h s r -> b l h s r")
+        first, (given, taken) = sources[0], _tapped(sources)
+        if not _in_the_mask(first):
+            scores = first.shaped(products(given, taken, at, to, first.scale), at, to)
+            scores = rearrange(scores, "l b h s r -> b l h s r")
             return AttentionMap.from_scores(scores, keys, queries, mask)
-        logs = rearrange(_shared_out(scores, mask), "l b h s r -> b l h s r")
+        logs = log_shares(given, taken, at, to, first.scale, mask).transpose(0, 1)
         return AttentionMap(logs, keys, queries, mask, Kind.PROBABILITY, Form.LOG)
 
     def reduce(self, step: Callable[[State, AttentionMap], State], start: State) -> State:
@@ -230,8 +231,11 @@ def resolve(layout: Layout, where: Where) -> tuple[Index, Layout]:
 def _picked(at: Index, rows: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
     """Positions of the whole axis, from positions counted within `at`."""
     count = len(range(at.stop)[at]) if isinstance(at, slice) else at.shape[1]
-    if bool((rows >= count).any()):
-        raise ValueError(f"row {int(rows.max())} is beyond the {count} positions of the query")
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        if bool((rows >= count).any()):
+            raise ValueError(f"row {int(rows.max())} is beyond the {count} positions of the query")
+    else:  # to ask a card is to wait for all that it has to do
+        torch._assert_async((rows < count).all(), f"a row is beyond the {count} of the query")
     if isinstance(at, slice):
         found = (at.start or 0) + rows * (at.step or 1)
     else:
@@ -282,13 +286,10 @@ def _alike(calls: Sequence[Call]) -> list[Projected] | None:
     return sources if alike else None
 
 
-def _multiplied(
-    sources: Sequence[Projected], rows: Index, keys: Index
-) -> Float[Tensor, "l b h s r"]:
-    """The scaled products of a block in all layers, whatever may be seen of it."""
-    tapped = [(one.query, one.key) if one.taps is None else one.taps for one in sources]
-    queries, given = [query for query, _ in tapped], [key for _, key in tapped]
-    return products(queries, given, rows, keys, sources[0].scale)
+def _tapped(sources: Sequence[Projected]) -> tuple[list[Tensor | Tap], list[Tensor | Tap]]:
+    """Queries and keys of all layers, or the taps where their gradients may be brought."""
+    pairs = [(one.query, one.key) if one.taps is None else one.taps for one in sources]
+    return [query for query, _ in pairs], [key for _, key in pairs]
 
 
 def _in_the_mask(source: Projected) -> bool:
@@ -296,23 +297,6 @@ def _in_the_mask(source: Projected) -> bool:
     allowed = source.allowed
     alike = allowed is None or allowed.ndim < 3 or allowed.shape[-3] == 1
     return source.bias is None and alike
-
-
-def _shared_out(
-    scores: Float[Tensor, "l b h s r"], mask: Bool[Tensor, "b #s r"] | None
-) -> Float[Tensor, "l b h s r"]:
-    """The log-softmax of finite scores over what a mask shows; -inf where it shows nothing.
-
-    What `AttentionMap.from_scores` does. But finite scores hide nothing, so which rows are empty is
-    read off the mask, which is small, and no large tensor is gone through for it.
-    """
-    if mask is None:
-        return scores.log_softmax(dim=-1)
-    hidden = ~rearrange(mask, "b s r -> b 1 s r")
-    empty = hidden.all(dim=-1, keepdim=True)
-    # the gradient of a softmax over nothing is NaN even where it is thrown away
-    logs = scores.masked_fill(hidden & ~empty, -torch.inf).log_softmax(dim=-1)
-    return logs.masked_fill(empty, -torch.inf) if bool(empty.any()) else logs
 
 
 def _over(mask: Bool[Tensor, "b q k"]) -> Bool[Tensor, "b 1 1 q k"]:

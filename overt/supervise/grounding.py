@@ -14,10 +14,14 @@ Attention comes as a `Block`, a function that gives some rows of the weights fro
 another, renormalised over its own keys (eq. 6): `seen.log_block` of any watched model, or
 `within(attention)` of a map. Such weights are those before dropout. The paper's code reads them
 after it, where a dropped target costs 13.8 whatever the model does.
+
+How many rows are grounded is the size of what is computed, and a card has to be waited for to tell
+it. `aims(target)` finds the rows once, where the target was made; a step with `aims(...)` in place
+of the target waits for nothing, and `torch.compile` takes it as one graph.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,12 +41,47 @@ Match = Callable[[Float[Tensor, "p d"], Float[Tensor, "p m d"]], Float[Tensor, "
 LEAST = 1e-6  # what the paper's code adds to a weight before the logarithm
 
 
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """The rows that have a target, and the targets of those rows alone."""
+
+    rows: Int[Tensor, "b s"]
+    target: AttentionMap
+
+    def to(self, device: torch.device | str) -> "Aim":
+        """The same on another device."""
+        return Aim(self.rows.to(device), self.target.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Aims:
+    """A truth made ready for both directions of `direct`."""
+
+    onto_regions: Aim
+    onto_text: Aim
+
+    def to(self, device: torch.device | str) -> "Aims":
+        """The same on another device."""
+        return Aims(self.onto_regions.to(device), self.onto_text.to(device))
+
+
+def aims(target: AttentionMap) -> Aims:
+    """The truth with its rows found, for both directions: before it goes to a card, and once."""
+    return Aims(aim(target), aim(turned(target)))
+
+
+def aim(target: AttentionMap, most: int | None = None) -> Aim:
+    """The rows that have a target, and their targets; `most` as in `grounded`."""
+    rows = grounded(target, most)
+    return Aim(rows, picked(target, rows))
+
+
 # --- direct
 
 
 def direct(
     block: Block,
-    target: AttentionMap,
+    target: AttentionMap | Aims,
     onto_regions: Compare = cross_entropy,
     onto_text: Compare = cross_entropy,
     words: Bool[Tensor, "b n"] | None = None,
@@ -54,15 +93,16 @@ def direct(
     are in W; without it class and separator tokens are too, as in the paper's code.
     `onto_text=bce_log` is what that code does in place of eq. 7.
     """
+    ready = target if isinstance(target, Aims) else aims(target)
     return {
-        "to_regions": to_regions(block, target, onto_regions),
-        "to_text": to_text(block, target, onto_text, among=words),
+        "to_regions": to_regions(block, ready.onto_regions, onto_regions),
+        "to_text": to_text(block, ready.onto_text, onto_text, among=words),
     }
 
 
 def to_regions(
     block: Block,
-    target: AttentionMap,
+    target: AttentionMap | Aim,
     compare: Compare = cross_entropy,
     text: str = "text",
     regions: str = "regions",
@@ -74,12 +114,13 @@ def to_regions(
     box is no region here. The paper's code has it in R: `with_image(target)` over a span of it and
     the regions.
     """
-    return _compared(block, target, compare, (text, regions), among)
+    ready = target if isinstance(target, Aim) else aim(target)
+    return _compared(block, ready, compare, (text, regions), among)
 
 
 def to_text(
     block: Block,
-    target: AttentionMap,
+    target: AttentionMap | Aim,
     compare: Compare = cross_entropy,
     text: str = "text",
     regions: str = "regions",
@@ -88,28 +129,29 @@ def to_text(
     """How far regions are from looking at the words that speak of them, one row a region.
 
     A region should look evenly at all tokens of its phrases, in both captions. `among` says which
-    tokens are in W: give the words alone where the span has class and separator tokens too.
+    tokens are in W: give the words alone where the span has class and separator tokens too. An
+    `Aim` is taken as it is: that of the truth `turned`.
     """
-    return _compared(block, turned(target), compare, (regions, text), among)
+    ready = target if isinstance(target, Aim) else aim(turned(target))
+    return _compared(block, ready, compare, (regions, text), among)
 
 
 def _compared(
     block: Block,
-    target: AttentionMap,
+    ready: Aim,
     compare: Compare,
     spans: tuple[str, str],
     among: Bool[Tensor, "b k"] | None,
 ) -> Loss:
-    rows = grounded(target)
-    attention = block(*spans, rows)
+    attention = block(*spans, ready.rows)
     if among is not None:
         attention = narrowed(attention, among)
-    if len(attention.keys) != len(target.keys):
+    if len(attention.keys) != len(ready.target.keys):
         raise ValueError(
-            f"the target has {len(target.keys)} keys, and {spans[1]!r} of the model "
+            f"the target has {len(ready.target.keys)} keys, and {spans[1]!r} of the model "
             f"{len(attention.keys)}: is it the target of another batch, or of another span?"
         )
-    return compare(attention, picked(target, rows))
+    return compare(attention, ready.target)
 
 
 def bce_log(attention: AttentionMap, target: AttentionMap, least: float = LEAST) -> Loss:
@@ -244,10 +286,21 @@ def choice(
 # --- targets and rows
 
 
-def grounded(target: AttentionMap) -> Int[Tensor, "b s"]:
-    """The rows that have a target, in their order, -1 after them; at least one column."""
+def grounded(target: AttentionMap, most: int | None = None) -> Int[Tensor, "b s"]:
+    """The rows that have a target, in their order, -1 after them; at least one column.
+
+    `most` is how many rows a sample may have, where that is known; a sample with more is an error.
+    Without it the target is counted, and a card waited for.
+    """
     wanted = target.rows & (target.weights > 0).any(dim=-1).any(dim=2).any(dim=1)
-    most = max(1, int(wanted.sum(dim=1).amax())) if len(wanted) else 1
+    counts = wanted.sum(dim=1)
+    if most is None:
+        most = max(1, int(counts.amax())) if len(wanted) else 1
+    elif wanted.device.type == "cpu" and not torch.compiler.is_compiling():
+        if bool((counts > most).any()):
+            raise ValueError(f"a sample has {int(counts.amax())} grounded rows, more than {most}")
+    else:
+        torch._assert_async((counts <= most).all(), f"a sample has more than {most} grounded rows")
     order = (~wanted).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
     return torch.where(wanted.gather(1, order), order, -1)
 

@@ -35,7 +35,7 @@ def distillation(
     ours = (precise(prediction) / temperature).log_softmax(dim=-1)
     theirs = (precise(teacher.detach()) / temperature).log_softmax(dim=-1)
     apart = (theirs.exp() * (theirs - ours)).sum()
-    count = torch.tensor(float(len(prediction)), device=apart.device)
+    count = torch.full((), float(len(prediction)), device=apart.device)
     return Loss(temperature**2 * apart, count)
 
 

@@ -22,7 +22,7 @@ NOTHING = -20.7  # the logarithm of 1e-9
 def classification(prediction: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> Loss:
     """Cross-entropy of the right class, summed over the samples."""
     total = torch.nn.functional.cross_entropy(precise(prediction), labels, reduction="sum")
-    return Loss(total, torch.tensor(float(len(labels)), device=total.device))
+    return Loss(total, torch.full((), float(len(labels)), device=total.device))
 
 
 def soft_classification(prediction: Float[Tensor, "b c"], answers: Float[Tensor, "b c"]) -> Loss:

@@ -157,7 +157,7 @@ def self_critical(
     texts = told.where(mask, 0).sum(dim=-1)
     total = -(advantage.flatten().to(texts) * texts).sum()
     return Critique(
-        Loss(total, torch.tensor(float(rows), device=total.device)),
+        Loss(total, torch.full((), float(rows), device=total.device)),
         float(rewards.mean()),
         float(rewards.amax(dim=1).mean()),
         float(held.mean()),

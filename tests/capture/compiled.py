@@ -8,7 +8,12 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from overt.attention import AttentionMap, Kind, regions, words
 from overt.capture import Bias, Route, Unseen, watch
+from overt.data.batch import Batch
+from overt.geometry import PixelGeometry
+from overt.models import Classify, GivenRegions, VLBert, VLSizes
+from overt.supervise.grounding import aims, direct
 from tests.capture.toys import FusedAttention, Stack, WrittenAttention
 
 
@@ -154,6 +159,40 @@ def check_flex_attention_asks_its_score_function_again(x):
     block = seen.block(rows, torch.arange(4).repeat(2, 1))
     torch.testing.assert_close(block.weights, seen.map().weights[..., [9, 3], :4])
     assert seen.calls[0].causal
+
+
+def check_a_supervised_step_compiles_as_one_graph(x):
+    torch._dynamo.reset()
+    sizes = VLSizes(9, 16, 2, 2, 16, positions=32, dropout=0.0)
+    model = VLBert(sizes, GivenRegions(4), Classify(16, 3)).double().eval()
+    wanted = torch.zeros(2, 1, 1, 6, 5, dtype=torch.float64)
+    wanted[0, ..., 1, 2] = wanted[0, ..., 4, 0] = wanted[1, ..., 2, 3] = 1
+    tokens = torch.randint(5, 9, (2, 6))
+    batch = Batch(
+        ids=("a", "b"),
+        tokens=tokens,
+        token_mask=tokens > 0,
+        geometry=PixelGeometry.identity(2, (8, 8)),
+        boxes=torch.tensor([0.0, 0, 4, 4]).expand(2, 5, 4),
+        features=torch.randn(2, 5, 4, dtype=torch.float64),
+        region_mask=torch.tensor([[True] * 5, [True] * 4 + [False]]),
+        target=AttentionMap(wanted, regions(5), words(6), kind=Kind.AMOUNT),
+    )
+    ready, counter = aims(batch.target), CompileCounterWithBackend("aot_eager")
+
+    def step():
+        output = model(batch)
+        losses = direct(output.seen.log_block, ready, words=output.features.words)
+        return output.prediction.square().sum() + sum(one.mean() for one in losses.values())
+
+    found = []
+    for run in (step, torch.compile(step, backend=counter, fullgraph=True)):
+        model.zero_grad()
+        run().backward()
+        found.append([one.grad.clone() for one in model.parameters() if one.grad is not None])
+    assert counter.frame_count == 1
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
 if __name__ == "__main__":

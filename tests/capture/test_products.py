@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from overt.capture.products import ALL, Tap, products
+from overt.capture import products as module
+from overt.capture.products import ALL, Tap, log_shares, products
 
 INDEXES = {
     "all": ALL,
@@ -156,3 +157,101 @@ def test_the_scale_is_that_of_the_products():
     slopes = [torch.autograd.grad(one.sin().sum(), [*queries, *keys]) for one in plain]
     for one, two in zip(*slopes, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+# --- shares
+
+
+def mask(rows, columns, empty=True):
+    """Some columns hidden from some rows, of the sizes of two indexes; one row sees nothing."""
+    s, r = (5 if one == ALL else 3 if isinstance(one, slice) else one.shape[1]
+            for one in (rows, columns))  # fmt: skip
+    drawn = torch.rand(2, s, r, generator=torch.Generator().manual_seed(4)) > 0.4
+    drawn[..., 0] = True
+    if empty:
+        drawn[1, 0] = False
+    return drawn
+
+
+def slow_shares(scores, visible):
+    """Row by row, over the columns that the row may see."""
+    found = torch.full_like(scores, -torch.inf)
+    for sample, row in visible.any(dim=-1).nonzero().tolist():
+        seen = visible[sample, row]
+        found[:, sample, :, row, seen] = scores[:, sample, :, row, seen].log_softmax(dim=-1)
+    return found
+
+
+@pytest.mark.parametrize("at_once", [1, 2**21])
+@pytest.mark.parametrize("rows", INDEXES)
+@pytest.mark.parametrize("columns", INDEXES)
+def test_shares_and_gradients_are_those_of_plain_autograd(rows, columns, at_once, monkeypatch):
+    """However many layers are multiplied at once, with taps and without."""
+    monkeypatch.setitem(module.AT_ONCE, "cpu", at_once)
+    queries, keys = make()
+    rows, columns = INDEXES[rows], INDEXES[columns]
+    visible = mask(rows, columns)
+    expected = slow_shares(0.3 * slow(queries, keys, rows, columns), visible)
+    seen = expected.isfinite()
+    weights = torch.randn_like(expected)
+    theirs = torch.autograd.grad((weights * expected)[seen].sum(), [*queries, *keys])
+    for tapped in (False, True):
+        given = [Tap(one * 1) if tapped else one for one in (*queries, *keys)]
+        found = log_shares(given[:3], given[3:], rows, columns, 0.3, visible)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        loss = (weights * torch.where(found.isneginf(), -9.0, found)).sum()
+        mine = torch.autograd.grad(loss, [*queries, *keys])
+        for one, two in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+def test_a_mask_that_hides_nothing_is_no_mask():
+    queries, keys = make()
+    rows, columns = INDEXES["positions"], slice(1, 4)
+    bare = log_shares(queries, keys, rows, columns)
+    shown = log_shares(queries, keys, rows, columns, visible=torch.ones(2, 1, 3, dtype=torch.bool))
+    assert torch.equal(bare, shown)
+    torch.testing.assert_close(bare, products(queries, keys, rows, columns).log_softmax(dim=-1))
+
+
+def test_gradcheck_of_shares_once_and_twice():
+    queries, keys = make(layers=2)
+    rows, columns = INDEXES["positions"], slice(1, 4)
+    visible = mask(rows, columns, empty=False)
+
+    def run(*given):
+        logs = log_shares(given[:2], given[2:], rows, columns, 0.5, visible)
+        return torch.where(logs.isneginf(), 0.0, logs)
+
+    assert torch.autograd.gradcheck(run, (*queries, *keys))
+    assert torch.autograd.gradgradcheck(run, (*queries, *keys))
+
+
+def test_shares_keep_nothing_but_their_result():
+    queries, keys = make(dtype=torch.bfloat16)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        found = log_shares(queries, keys, ALL, slice(0, 3), visible=mask(ALL, slice(0, 3)))
+    own = {tensor.data_ptr() for tensor in (*queries, *keys, found)}
+    assert {tensor.data_ptr() for tensor in saved} == own
+
+
+def test_bfloat16_is_no_further_from_float64_than_what_eager_attention_gives():
+    queries, keys = make(groups=4, dtype=torch.bfloat16)
+    exact = log_shares([q.double() for q in queries], [k.double() for k in keys], ALL, ALL, 0.4)
+    found = log_shares(queries, keys, ALL, ALL, 0.4)
+    eager = [
+        ((q @ k.transpose(-1, -2)) * 0.4).softmax(dim=-1, dtype=torch.float32).to(q.dtype).log()
+        for q, k in zip(queries, keys, strict=True)
+    ]
+
+    def off(one):
+        return float((one.double() - exact).detach().abs().max())
+
+    assert off(found) <= off(torch.stack(eager)) / 10
+    slope = torch.randn_like(exact)
+    slopes = [
+        torch.autograd.grad((slope * one).sum(), queries[0], retain_graph=True)[0].double()
+        for one in (exact, found, torch.stack(eager))
+    ]
+    assert (slopes[1] - slopes[0]).norm() <= (slopes[2] - slopes[0]).norm()

@@ -6,15 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from overt import watch
 from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, rollout, words
 from overt.data.batch import Batch
 from overt.data.scenes.pairs import CaptionPairScenes, Describes
-from overt.models import adopt
+from overt.models import Classify, PooledRegions, VLBert, VLSizes, adopt
 from overt.supervise import Loss, classification, cross_entropy
 from overt.supervise.grounding import (
     Matcher,
+    aim,
+    aims,
     bce_log,
     choice,
     direct,
@@ -219,6 +223,63 @@ def test_a_map_in_full_gives_the_same_as_the_rows_alone():
     rows, full = direct(seen.log_block, target), direct(within(seen.map()), target)
     for name, loss in rows.items():
         torch.testing.assert_close(loss.total, full[name].total, rtol=1e-10, atol=1e-10)
+
+
+def test_rows_found_before_give_the_same_losses():
+    seen, target = seen_of(stream())
+    expected, ready = direct(seen.log_block, target), aims(target)
+    assert ready.onto_regions.rows.tolist() == grounded(target).tolist()
+    for found in (
+        direct(seen.log_block, ready),
+        {
+            "to_regions": to_regions(seen.log_block, aim(target, most=4)),
+            "to_text": to_text(seen.log_block, aim(turned(target), most=6)),
+        },
+    ):
+        for name, loss in expected.items():
+            torch.testing.assert_close(found[name].total, loss.total, rtol=1e-12, atol=1e-12)
+            assert int(found[name].count) == int(loss.count)
+    assert aim(target, most=4).rows.shape == (3, 4)
+    with pytest.raises(ValueError, match="3 grounded rows, more than 2"):
+        aim(target, most=2)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Lets nothing be made on the CPU, or brought from it: that would be waited for on a card."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for one in tree_leaves((args, kwargs, found)):
+            known = isinstance(one, torch.Tensor) and (one.ndim or func is torch.ops.aten._to_copy)
+            assert not known or one.device.type == "meta", f"{func} is on the CPU"
+        return found
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_supervised_step_waits_for_nothing(watched):
+    """On a device that has no values to tell, every `.item()`, mask and look at one is an error."""
+    torch.manual_seed(0)
+    sizes = VLSizes(60, 16, 2, 2, 32, positions=64, dropout=0.0)
+    model = VLBert(sizes, PooledRegions([16], [2]), Classify(16, 3), relations=0)
+    batch = CaptionPairScenes("train", seed=0, count=3, size=32).batch(range(3))
+    ready = aims(batch.target).to("meta")
+    model, batch = model.to("meta"), batch.to("meta")
+    with NoWaiting():
+        features = model.encode(batch)
+        if watched:
+            with watch(model.encoder, layout=features.layout) as seen:
+                output = model.decide(features)
+        else:
+            output = model.decide(features)
+            seen = output.seen
+        losses = direct(seen.log_block, ready, words=features.words)
+        task = classification(output.prediction, batch.labels).mean()
+        (task + sum(one.mean() for one in losses.values())).backward()
+    assert all(one.grad is not None for one in model.encoder.layers[0].parameters())
+    rows = grounded(batch.target, most=5)
+    assert rows.shape == (3, 5)
+    with pytest.raises(RuntimeError, match="meta"):
+        grounded(batch.target)
 
 
 def test_supervision_is_on_weights_before_dropout():
