@@ -1,0 +1,258 @@
+"""Section 3: what hard attention saves. Aggregation of kept cells beside that of all, by turns.
+
+Forward and backward passes, the choice of the cells among them. `share` is how much faster it is
+over how many fewer floating-point operations there are; for the adaptive rule it is over all cells
+/ mean kept. A mask of zeros saves nothing and stands beside it. The dense relation network is the
+published one, which sees pairs side by side; ours takes its first layer apart. Equation 7 as it
+is printed has a value a cell and torch's fused attention.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from overt import models
+from overt.models.hard.aggregate import Pairwise, Relation
+from overt.models.hard.selection import (
+    Kept,
+    Ragged,
+    Rule,
+    gather,
+    keep_above_uniform,
+    keep_top,
+    number_kept,
+    presence,
+)
+from overt.models.thinning.cost import encoder_flops
+
+from .clock import Spread, Times, race, timer
+from .report import Curve, Goal, Report, Row, Setting, at_least, faster, needs
+
+SHARES = (0.16, 0.25, 0.33, 0.48)
+GATHER, ADAPTIVE, CARD = 0.85, 0.9, 0.6
+TEMPERATURES = (0.5, 1.0, 2.0)
+
+Run = Callable[[], Tensor]
+
+
+class Plain(nn.Module):
+    """A relation network whose first layer sees every pair side by side: what is factorised."""
+
+    def __init__(self, like: Relation) -> None:
+        super().__init__()
+        self.like = like
+
+    def forward(self, cells: Tensor, question: Tensor) -> Tensor:
+        """All pairs, the question beside each."""
+        b, n, _ = cells.shape
+        parts = (cells[:, :, None], cells[:, None], question[:, None, None])
+        pairs = torch.cat([part.expand(b, n, n, -1) for part in parts], dim=-1)
+        return self.like.rest(self.like.first(pairs).relu_()).sum(dim=(1, 2))
+
+
+class Literal(nn.Module):
+    """Equation 7 as it is printed: queries, keys and values of every cell, then a sum."""
+
+    def __init__(self, like: Pairwise) -> None:
+        super().__init__()
+        self.like = like
+
+    def forward(self, cells: Tensor) -> Tensor:
+        """All cells look at all cells."""
+        weight = torch.cat([self.like.query_and_key.weight, self.like.value.weight])
+        query, key, value = rearrange(
+            nn.functional.linear(cells, weight), "b n (t h d) -> t b h n d", t=3, h=self.like.heads
+        )
+        seen = nn.functional.scaled_dot_product_attention(query, key, value, scale=self.like.scale)
+        return rearrange(seen.sum(dim=2), "b h d -> b (h d)")
+
+
+def chosen(cells: Tensor, rule: Rule) -> Kept | Ragged:
+    """The kept cells, as a model takes them."""
+    kept = rule(presence(cells.detach()))
+    return gather(cells, kept, number_kept(rule, cells.shape[1]))
+
+
+def masked(cells: Tensor, rule: Rule) -> Kept:
+    """All cells with 0 and 1: what a mask costs."""
+    kept = rule(presence(cells.detach()))
+    return Kept(cells, weights=kept.to(cells.dtype))
+
+
+class Case:
+    """A module, cells of unequal norm of which a few stand out, and questions."""
+
+    def __init__(self, module: Any, batch: int, count: int, width: int, device: str) -> None:
+        drawn = torch.Generator().manual_seed(0)
+        sizes = 1 + 0.1 * torch.randn(batch, count, 1, generator=drawn).abs()
+        cells = sizes * torch.randn(batch, count, width, generator=drawn)
+        self.module = module.to(device)
+        self.cells = cells.to(device).requires_grad_()
+        self.question = torch.randn(batch, 128, generator=drawn).to(device)
+        self.count = count
+
+    def all(self) -> Tensor:
+        """All cells, without a choice."""
+        found: Tensor = self.module(Kept(self.cells), self.question)
+        return found
+
+    def some(self, way: Callable[..., Kept | Ragged], rule: Rule) -> Tensor:
+        """The cells that a rule keeps, taken in one way or another."""
+        found: Tensor = self.module(way(self.cells, rule), self.question)
+        return found
+
+    def raced(self, runs: dict[str, Run], setting: Setting) -> Times:
+        """Seconds of each, forward and backward."""
+
+        def clear() -> None:
+            self.cells.grad = None
+            self.module.zero_grad(set_to_none=True)
+
+        def step(run: Run) -> Callable[[], None]:
+            return lambda: run().square().sum().backward()
+
+        steps = {name: step(run) for name, run in runs.items()}
+        return race(steps, setting.rounds, timer(setting.device), before=clear, limit=9.0)
+
+
+def same(first: Tensor, *others: Tensor) -> None:
+    """Assert that ways agree to 1e-4 of the largest value, half of that in bits on a card."""
+    for other in others:
+        apart = float((first - other).abs().max() / first.abs().max())
+        assert apart < (1e-4 if first.is_cpu else 5e-3), f"two ways are {apart:g} apart"
+
+
+def share_of(ratio: Spread, whole: float) -> Spread:
+    """A ratio over the best it could be."""
+    return Spread(ratio.median / whole, ratio.low / whole, ratio.high / whole)
+
+
+def _row(what: str, times: Times, whole: float, unit: str, goal: Goal | None) -> Row:
+    ratio = share_of(times.over("all cells", "kept cells"), whole)
+    ours, theirs = times.of("kept cells"), times.of("all cells")
+    return Row(what, "kept cells", "all cells", unit, ratio, goal, ours, theirs)
+
+
+def fixed(name: str, case: Case, setting: Setting, report: Report, dense: dict[str, Run]) -> Curve:
+    """A fixed number of cells, gathered and masked, beside all of them."""
+    lines: dict[str, list[float]] = {}
+    shares = (0.25,) if setting.quick else SHARES
+    for share in shares:
+        count = round(share * case.count)
+        rule = partial(keep_top, count=count)
+        runs: dict[str, Run] = {
+            "all cells": case.all,
+            "kept cells": partial(case.some, chosen, rule),
+            "a mask": partial(case.some, masked, rule),
+            **(dense if share == 0.25 else {}),
+        }
+        with torch.no_grad():
+            same(runs["a mask"](), runs["kept cells"]())
+        times = case.raced(runs, setting)
+        flops = case.module.flops(torch.tensor([case.count, count], dtype=torch.float64))
+        fewer = float(flops[0] / flops[1])
+        goal = at_least(CARD, "cuda") if setting.gpu else at_least(GATHER, "cpu")
+        what = f"{name}, {count} of {case.count}"
+        report.add(_row(what, times, fewer, "of the ratio of operations", goal))
+        lines.setdefault("all cells", []).append(times.of("all cells").median)
+        lines.setdefault("a mask", []).append(times.of("a mask").median)
+        lines.setdefault("kept cells", []).append(times.of("kept cells").median)
+        if share == 0.25:
+            report.add(faster(f"{what}", times, "kept cells", "all cells"))
+            report.add(*(faster(f"{what}", times, "kept cells", other) for other in dense))
+            report.add(faster(f"{what}", times, "kept cells", "a mask"))
+    title = f"{name}: {case.count} cells, {len(case.cells)} samples"
+    sizes = [round(share * case.count) / case.count for share in shares]
+    return Curve(title, "share of the cells kept", "seconds", sizes, lines, logarithmic=False)
+
+
+def adaptive(name: str, case: Case, setting: Setting, report: Report) -> None:
+    """As many cells as are above uniform, beside all of them."""
+    for temperature in (1.0,) if setting.quick else TEMPERATURES:
+        rule = partial(keep_above_uniform, temperature=temperature)
+        runs: dict[str, Run] = {
+            "all cells": case.all,
+            "kept cells": partial(case.some, chosen, rule),
+        }
+        with torch.no_grad():
+            same(case.some(masked, rule), runs["kept cells"]())
+        times = case.raced(runs, setting)
+        counts = rule(presence(case.cells.detach())).sum(dim=-1).double()
+        mean, most = float(counts.mean()), int(counts.max())
+        what = f"{name}, mean {mean:.1f}, most {most} of {case.count}"
+        goal = at_least(ADAPTIVE, None)
+        report.add(_row(what, times, case.count / mean, "of all / mean kept", goal))
+
+
+# --- tokens of a ViT
+
+
+def tokens(setting: Setting, report: Report) -> None:
+    """Tokens that go between the layers of a ViT: latency, beside how much less it computes."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    layers, width, inner, samples = 12, 192, 768, 256 if setting.gpu else 4
+    config = ViTConfig(
+        image_size=224, patch_size=16, hidden_size=width, num_hidden_layers=layers,
+        num_attention_heads=3, intermediate_size=inner, num_labels=10,
+    )  # fmt: skip
+    vit = ViTForImageClassification(config).eval().to(setting.device)
+    drawn = torch.Generator().manual_seed(0)
+    size = (setting.some(samples, 1), 3, 224, 224)
+    pixels = torch.randn(size, generator=drawn).to(setting.device)
+    for share in (0.5,) if setting.quick else (0.7, 0.5):
+        keep = partial(models.keep_share, share=share)
+        found: list[list[int]] = []
+
+        @torch.inference_mode()
+        def thin(keep: Any = keep, found: list[list[int]] = found) -> None:
+            with models.thin(vit, after=(3, 6, 9), keep=keep) as thinned:
+                vit(pixel_values=pixels)
+            found.append(list(thinned.lengths))
+
+        @torch.inference_mode()
+        def whole() -> None:
+            vit(pixel_values=pixels)
+
+        times = race({"thin": thin, "all tokens": whole}, setting.rounds, timer(setting.device))
+        assert found[0][0] == 197 and found[0][-1] < 197 * share, "no token went"
+        fewer = encoder_flops([197] * layers, width, inner) / encoder_flops(found[0], width, inner)
+        what = f"ViT-tiny, {share:g} of the tokens after 3, 6, 9 layers"
+        ratio = times.over("all tokens", "thin")
+        report.add(
+            faster(what, times, "thin", "all tokens"),
+            Row(what, "", "", "of the ratio of operations", share_of(ratio, fewer)),
+        )
+
+
+def section(setting: Setting) -> Report:
+    """Non-local operator, relation network, adaptive rule, tokens."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    report, device = Report(), setting.device
+    cells = setting.some(196 if setting.gpu else 100, 20)
+    pairs = Case(Pairwise(512), 256 if setting.gpu else 32, cells, 512, device)
+    relation = Case(Relation(256, 128), 64 if setting.gpu else 8, setting.some(64, 12), 256, device)
+    literal, dense = Literal(pairs.module), Plain(relation.module)
+    with torch.no_grad():
+        same(literal(pairs.cells), pairs.all())
+        same(dense(relation.cells, relation.question), relation.all())
+    printed: dict[str, Run] = {"eq. 7 as printed": lambda: literal(pairs.cells)}
+    side: dict[str, Run] = {
+        "dense relation network": lambda: dense(relation.cells, relation.question)
+    }
+    report.curves += [
+        fixed("non-local", pairs, setting, report, printed),
+        fixed("relation", relation, setting, report, side),
+    ]
+    adaptive("AdaHAN non-local", pairs, setting, report)
+    adaptive("AdaHAN relation", relation, setting, report)
+    tokens(setting, report)
+    if not setting.gpu:
+        report.add(needs("kept cells, H200, 256 samples of 196", at_least(CARD, "cuda")))
+    return report

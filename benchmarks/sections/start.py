@@ -1,0 +1,53 @@
+"""Section 6: how long the command line takes to start, beside Python itself."""
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from .clock import on_wall, race
+from .report import Report, Setting, at_most, dearer, exact
+
+GOAL = 8.0
+HEAVY = "torch numpy scipy transformers".split()
+COMMANDS = {"--version": "--version", "--help": "--help", "list": "list"}
+
+
+def section(setting: Setting) -> Report:
+    """`overt --version`, `--help` and `list`, by the clock on the wall."""
+    overt = str(Path(sys.executable).with_name("overt"))
+    words = {f"overt {name}": [overt, argument] for name, argument in COMMANDS.items()}
+    words["python -c pass"] = [sys.executable, "-c", "pass"]
+
+    def run(command: list[str]) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert metadata.version("overt") in run(words["overt --version"])
+    assert "run" in run(words["overt --help"]) and run(words["overt list"]).strip()
+    report = Report()
+    ways = {name: lambda command=command: run(command) for name, command in words.items()}
+    times = race(ways, setting.some(15, 3), on_wall)
+    for name in words:
+        if name != "python -c pass":
+            report.add(dearer(name, times, name, "python -c pass", at_most(GOAL)))
+    report.add(exact("heavy packages imported by them", "packages", _heavy(), at_most(0)))
+    return report
+
+
+def _heavy() -> int:
+    """How many of the slow packages are there after each of the commands, together."""
+    found: set[str] = set()
+    for argument in COMMANDS.values():
+        code = (
+            "import contextlib, io, sys\n"
+            f"sys.argv = ['overt', {argument!r}]\n"
+            "from overt.cli import main\n"
+            "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+            "    main()\n"
+            f"print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        found |= set(done.stderr.split())
+    return len(found)

@@ -1,0 +1,567 @@
+"""Section 1: a loss on some rows of attention beside a fused kernel (VGP, eq. 6-8).
+
+Three scales. One *layer* of BERT's size with its projections, the *kernel* alone, and *whole
+models*: our VL-BERT, and BERT of Hugging Face with what its users do instead: eager attention and
+`output_attentions`, the same compiled, eager attention in the one layer that is wanted, and, where
+there is a card, FlexAttention with the sums that it can return. All supervise the same rows.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt import Layout, Span, watch
+
+from . import grounding
+from .clock import Times, kept, peak, race, timer
+from .report import (
+    Curve,
+    Goal,
+    Report,
+    Row,
+    Setting,
+    absent,
+    at_least,
+    at_most,
+    dearer,
+    exact,
+    faster,
+    needs,
+)
+
+ROWS, VOCABULARY = 12, 1000
+MIB = 2**20
+CPU = "cpu"
+GPU = "cuda"
+
+
+@dataclass(frozen=True)
+class Size:
+    """A BERT and what it is given."""
+
+    positions: int
+    samples: int
+    layers: int = 6
+    width: int = 384
+    heads: int = 12
+
+    @property
+    def text(self) -> int:
+        """How many of the positions are words; the others are cells."""
+        return 64 if 128 <= self.positions < 256 else self.positions // 4
+
+
+@dataclass
+class Bert:
+    """A BERT of Hugging Face, tokens, and the rows that should look at four of the cells."""
+
+    model: Any
+    tokens: Tensor
+    rows: Tensor
+    target: Tensor
+    layout: Layout
+    size: Size
+
+    @classmethod
+    def of(cls, size: Size, device: str, dtype: torch.dtype = torch.float32) -> "Bert":
+        """Random weights without dropout, the same for the same size."""
+        from transformers import BertConfig, BertModel
+
+        torch.manual_seed(0)
+        config = BertConfig(
+            hidden_size=size.width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            intermediate_size=4 * size.width,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=size.positions,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            initializer_range=0.1,  # so that attention is not all but even
+        )
+        model = BertModel(config, add_pooling_layer=False).to(device, dtype).train()
+        model.set_attn_implementation("sdpa")
+        b, n, text = size.samples, size.positions, size.text
+        drawn = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, VOCABULARY, (b, n), generator=drawn)
+        rows = torch.stack([torch.randperm(text, generator=drawn)[:ROWS] for _ in range(b)])
+        target = torch.zeros(b, 1, 1, ROWS, n - text, dtype=dtype)
+        target[..., :4] = 0.25
+        spans = (Span("text", (text,), slice(0, text)), Span("image", (n - text,), slice(text, n)))
+        there = (one.to(device) for one in (tokens, rows, target))
+        return cls(model, *there, Layout(spans, n), size)
+
+    # --- losses
+
+    def task(self, hidden: Tensor) -> Tensor:
+        """Something to learn besides."""
+        return hidden.to(torch.promote_types(hidden.dtype, torch.float32)).square().mean()
+
+    def plain(self) -> Tensor:
+        """A step without a loss on attention."""
+        return self.task(self.model(self.tokens)[0])
+
+    def ours(self, last: bool = False) -> Tensor:
+        """The model is watched, and the rows are computed beside the fused kernel."""
+        with watch(self.model, layout=self.layout) as seen:
+            loss = self.task(self.model(self.tokens)[0])
+        calls = seen.where(lambda call: f".{self.size.layers - 1}." in call.name) if last else seen
+        block = calls.log_block("text", "image", rows=self.rows)
+        return loss - (self.target * block.log_weights).sum(dim=-1).mean()
+
+    def eager(self) -> Tensor:
+        """`attn_implementation="eager"` and `output_attentions`, as the manual says."""
+        with self.implementation("eager"):
+            out = self.model(self.tokens, output_attentions=True)
+        return self.of_weights(out[0], torch.stack(out.attentions, dim=1))
+
+    def eager_last(self) -> Tensor:
+        """Eager attention in the last layer alone, its weights caught by a hook."""
+        module = self.model.encoder.layer[-1].attention.self
+        found: list[Tensor] = []
+        before, module.config = module.config, copy.copy(module.config)
+        module.config._attn_implementation = "eager"
+        handle = module.register_forward_hook(lambda *args: found.append(args[2][1]))
+        try:
+            hidden = self.model(self.tokens)[0]
+        finally:
+            handle.remove()
+            module.config = before
+        return self.of_weights(hidden, found[0][:, None])
+
+    def of_weights(self, hidden: Tensor, weights: Tensor) -> Tensor:
+        """The same loss out of whole maps."""
+        logs = self.logs(weights)
+        return self.task(hidden) - (self.target * logs).sum(dim=-1).mean()
+
+    def logs(self, weights: Tensor) -> Tensor:
+        """Rows and keys that count, renormalised: logarithms of `[b l h s r]`."""
+        b, l, h, _, n = weights.shape
+        at = self.rows[:, None, None, :, None].expand(b, l, h, ROWS, n)
+        part = weights.gather(3, at)[..., self.size.text :]
+        part = part.to(torch.promote_types(part.dtype, torch.float32))
+        return (part / part.sum(dim=-1, keepdim=True)).clamp_min(1e-30).log()
+
+    # --- steps
+
+    @contextmanager
+    def implementation(self, name: str) -> Iterator[None]:
+        """Another way to attend, and the fused one again afterwards."""
+        self.model.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation("sdpa")
+
+    def clear(self) -> None:
+        """No gradients."""
+        self.model.zero_grad(set_to_none=True)
+
+    def step(self, loss: Callable[[], Tensor]) -> Callable[[], None]:
+        """Forward and backward; in bfloat16 where there is a card."""
+        kind = self.tokens.device.type
+
+        def run() -> None:
+            self.clear()
+            with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+                value = loss()
+            value.backward()
+
+        return run
+
+    def gradients(self, loss: Callable[[], Tensor]) -> list[Tensor]:
+        """Of all parameters that have one."""
+        self.clear()
+        loss().backward()
+        found = [one.grad.clone() for one in self.model.parameters() if one.grad is not None]
+        self.clear()
+        return found
+
+
+# --- are they the same?
+
+
+def agreement(report: Report) -> None:
+    """Blocks and gradients held against eager weights, at three precisions."""
+    small = Size(96, 2, layers=2, width=96, heads=4)
+    for dtype, name, goal in ((torch.float64, "float64", 1e-12), (torch.float32, "float32", 1e-5)):
+        bert = Bert.of(small, CPU, dtype)
+        apart = _apart(*(bert.gradients(way) for way in (bert.ours, bert.eager)))
+        apart = max(apart, float((_block(bert) - _block_eager(bert)).abs().max()))
+        assert apart < goal, f"rows and eager weights differ by {apart} in {name}"
+        report.add(exact(f"off eager, {name}", "largest difference", apart, at_most(goal)))
+        last = _apart(
+            *(bert.gradients(way) for way in (partial(bert.ours, last=True), bert.eager_last))
+        )
+        assert last < goal, f"rows of the last layer and eager weights differ by {last} in {name}"
+    one = Size(96, 4, layers=1, width=96, heads=4)
+    rough, oracle = Bert.of(one, CPU, torch.bfloat16), Bert.of(one, CPU, torch.float64)
+    oracle.model.load_state_dict(rough.model.state_dict())  # the same rounded weights
+    truth = _block(oracle)
+    errors = [float((way(rough).double() - truth).abs().mean()) for way in (_block, _block_eager)]
+    report.add(
+        exact(
+            "error in bfloat16 over that of eager weights",
+            "ratio of mean errors",
+            errors[0] / errors[1],
+            at_most(1.0),
+        )
+    )
+
+
+@torch.no_grad()
+def _block(bert: Bert) -> Tensor:
+    with watch(bert.model, layout=bert.layout) as seen:
+        bert.model(bert.tokens)
+    return seen.log_block("text", "image", rows=bert.rows).weights
+
+
+@torch.no_grad()
+def _block_eager(bert: Bert) -> Tensor:
+    with bert.implementation("eager"):
+        found = bert.model(bert.tokens, output_attentions=True).attentions
+    return bert.logs(torch.stack(found, dim=1)).exp()
+
+
+def _apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+# --- layers, kernels and our own model
+
+
+def alone(setting: Setting, report: Report) -> None:
+    """One layer, the bare kernel, and VL-BERT: with supervision and without, by goals."""
+    difference = grounding.apart(grounding.net(), grounding.batch_of(2, 24, 10))
+    assert difference < 1e-10, f"gradients by blocks are off by {difference}"
+    sizes = {164: 1} if setting.quick else grounding.SIZES
+    cases: dict[str, Callable[[], grounding.Pair]] = {}
+    for size, samples in sizes.items():
+        cases[f"layer {size}"] = partial(grounding.layer, samples, size)
+        cases[f"kernel {size}"] = partial(grounding.kernel, samples, size)
+    for size in (164,) if setting.quick else (164, 512):
+        cases[f"model {size}"] = partial(grounding.model, 4 if size < 256 else 2, size)
+    for name, make in cases.items():
+        plain, taught = make()
+        rounds = 3 * setting.rounds if name.startswith("kernel") else 2 * setting.rounds
+        times = race({"supervised": taught, "plain": plain}, rounds, limit=14.0)
+        goal = grounding.GOALS.get(name)
+        what = f"{name.replace('model', 'VL-BERT')} positions"
+        wanted = None if goal is None else at_most(goal, CPU)
+        report.add(dearer(what, times, "supervised", "plain", wanted))
+
+
+# --- BERT of Hugging Face
+
+
+def hugging_face(setting: Setting, report: Report) -> None:
+    """Whole models, beside what users do instead."""
+    for size in _sizes(setting):
+        bert = Bert.of(size, setting.device)
+        name = f"BERT {size.positions} x {size.samples}"
+        ways = {
+            "plain": bert.step(bert.plain),
+            "ours": bert.step(bert.ours),
+            "eager weights": bert.step(bert.eager),
+            "ours, last layer": bert.step(partial(bert.ours, last=True)),
+            "eager, last layer": bert.step(bert.eager_last),
+        }
+        if setting.gpu:
+            report.add(*_memory(name, ways))
+        elif not setting.quick:
+            saved = {way: kept(loss) / MIB for way, loss in _losses(bert).items()}
+            more = saved["ours"] / saved["plain"]
+            report.add(
+                exact(f"{name}: kept for backward", "ours / plain", more, at_most(1.03)),
+                exact(
+                    f"{name}: kept for backward",
+                    "eager / plain",
+                    saved["eager"] / saved["plain"],
+                    None,
+                ),
+            )
+        times = race(
+            ways, setting.rounds, timer(setting.device), limit=15.0 if setting.gpu else 30.0
+        )
+        report.add(*_beside(name, times, size.positions))
+        report.add(*_treated(name, bert, setting, times))
+        del ways, bert
+        if setting.gpu:
+            torch.cuda.empty_cache()
+
+
+def _sizes(setting: Setting) -> tuple[Size, ...]:
+    if setting.quick:
+        return (Size(96, 2, layers=2, width=96, heads=4),)
+    if setting.gpu:
+        base = {"layers": 12, "width": 768}
+        return tuple(Size(n, b, **base) for n, b in ((164, 64), (512, 32), (1024, 16)))
+    return Size(164, 4), Size(512, 2)
+
+
+def _losses(bert: Bert) -> dict[str, Callable[[], Tensor]]:
+    return {"plain": bert.plain, "ours": bert.ours, "eager": bert.eager}
+
+
+def _beside(name: str, times: Times, positions: int) -> list[Row]:
+    wanted = at_most(1.10 if positions < 512 else 1.05)
+    return [
+        dearer(f"{name}: all layers", times, "ours", "plain", wanted),
+        faster(f"{name}: all layers", times, "ours", "eager weights", at_least(1.0)),
+        dearer(f"{name}: last layer", times, "ours, last layer", "plain"),
+        faster(f"{name}: last layer", times, "ours, last layer", "eager, last layer"),
+    ]
+
+
+def _memory(name: str, ways: dict[str, Callable[[], None]]) -> list[Row]:
+    """The most that is held at once, on a card."""
+    for way in ways.values():
+        way()
+    held = {way: peak(run) for way, run in ways.items()}
+    return [
+        exact(
+            f"{name}: peak memory, {way}",
+            "times plain",
+            held[way] / held["plain"],
+            at_most(1.03, GPU) if way == "ours" else None,
+        )
+        for way in ("ours", "eager weights")
+    ]
+
+
+def _treated(name: str, bert: Bert, setting: Setting, times: Times) -> list[Row]:
+    """The same steps compiled, and as graphs of the card where there is one."""
+    if setting.quick:
+        return []
+    torch.compiler.reset()
+    rows: list[Row] = []
+    ways: dict[str, Callable[[], object]] = {"ours": bert.step(bert.ours)}
+    broken: dict[str, str] = {}
+    eager = Bert.of(bert.size, setting.device)  # a model of its own: its way to attend stays
+    eager.model.set_attn_implementation("eager")
+
+    def weights() -> Tensor:
+        out = eager.model(eager.tokens, output_attentions=True)
+        return eager.of_weights(out[0], torch.stack(out.attentions, dim=1))
+
+    def add(way: str, make: Callable[[], Callable[[], object]]) -> None:
+        try:
+            run = make()
+            run()
+        except Exception as error:
+            broken[way] = told(error)
+        else:
+            ways[way] = run
+
+    add("eager weights, compiled", lambda: eager.step(torch.compile(weights)))
+    add("plain, compiled", lambda: bert.step(torch.compile(bert.plain)))
+    if setting.gpu:
+        add("ours, compiled", lambda: bert.step(torch.compile(bert.ours)))
+        add("plain, graph", lambda: graphed(bert.step(bert.plain)))
+        add("ours, graph", lambda: graphed(bert.step(bert.ours)))
+        add("weights, graph", lambda: graphed(bert.step(bert.eager)))
+    found = race(ways, setting.rounds, timer(setting.device), limit=15.0 if setting.gpu else 30.0)
+
+    def beside(kind: Callable[..., Row], what: str, ours: str, theirs: str, goal: Any) -> None:
+        gone = [broken[one] for one in (ours, theirs) if one in broken]
+        row = absent(what, gone[0], goal) if gone else kind(what, found, ours, theirs, goal)
+        rows.append(row)
+
+    beside(faster, f"{name}: beside compiled", "ours", "eager weights, compiled", None)
+    beside(dearer, f"{name}: weights, compiled", "eager weights, compiled", "plain, compiled", None)
+    if setting.gpu:
+        wanted = at_most(1.10 if bert.size.positions < 512 else 1.05, GPU)
+        beside(dearer, f"{name}: compiled", "ours, compiled", "plain, compiled", wanted)
+        beside(dearer, f"{name}: graph", "ours, graph", "plain, graph", wanted)
+        beside(faster, f"{name}: graph", "ours, graph", "weights, graph", None)
+    return rows
+
+
+def graphed(step: Callable[[], None]) -> Callable[[], None]:
+    """A whole step as one graph of the card, replayed."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+# --- FlexAttention
+
+
+def flex(setting: Setting, report: Report) -> None:
+    """Rows beside FlexAttention, which returns the logarithms of its sums."""
+    what = "kernel 1024: beside FlexAttention and its sums"
+    if not setting.gpu:
+        why = "needs a GPU: on a CPU FlexAttention has no backward pass and no sums"
+        report.add(absent(what, why))
+        return
+    try:
+        report.add(_flex(what, setting))
+    except (RuntimeError, NotImplementedError) as error:  # no compiler, or a card it does not know
+        report.add(absent(what, told(error)))
+
+
+def _flex(what: str, setting: Setting) -> Row:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    b, h, n, d, text = 8, 12, 1024, 64, 256
+    drawn = torch.Generator(setting.device).manual_seed(0)
+    shape = (b, h, n, d)
+    given = [
+        torch.randn(shape, generator=drawn, device=setting.device, dtype=torch.bfloat16)
+        for _ in range(3)
+    ]
+    for one in given:
+        one.requires_grad_()
+    query, key, value = given
+    rows = torch.arange(ROWS, device=setting.device) * 7
+    fused = torch.compile(flex_attention)
+
+    def theirs() -> Tensor:
+        out, sums = fused(query, key, value, return_lse=True)
+        scores = query[:, :, rows].float() @ key[:, :, text:].float().mT / d**0.5
+        weights = (scores - sums[:, :, rows, None].float()).exp()
+        logs = (weights / weights.sum(dim=-1, keepdim=True)).log()
+        return out.float().square().mean() - logs[..., :4].mean()
+
+    def ours() -> Tensor:
+        out = nn.functional.scaled_dot_product_attention(query, key, value)
+        scores = query[:, :, rows].float() @ key[:, :, text:].float().mT / d**0.5
+        return out.float().square().mean() - scores.log_softmax(dim=-1)[..., :4].mean()
+
+    apart = float((ours() - theirs()).abs())
+    assert apart < 2e-2, f"FlexAttention gives another loss, by {apart}"
+
+    def step(loss: Callable[[], Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            for one in given:
+                one.grad = None
+            loss().backward()
+
+        return run
+
+    times = race({"ours": step(ours), "FlexAttention": step(theirs)}, 4 * setting.rounds,
+                 timer(setting.device))  # fmt: skip
+    return faster(what, times, "ours", "FlexAttention")
+
+
+# --- growth
+
+
+def growth(setting: Setting) -> list[Curve]:
+    """Time and memory of a step as sequences grow."""
+    usual = (64, 128, 256, 512, 1024) if not setting.gpu else (128, 256, 512, 1024, 2048)
+    sizes = (64, 128) if setting.quick else usual
+    taken: dict[str, list[float]] = {name: [] for name in ("plain", "ours", "eager weights")}
+    held: dict[str, list[float]] = {name: [] for name in taken}
+    for n in sizes:
+        size = Size(n, 16, 12, 768) if setting.gpu else Size(n, 2, 2)
+        bert = Bert.of(size, setting.device)
+        losses = dict(zip(taken, (bert.plain, bert.ours, bert.eager), strict=True))
+        steps = {name: bert.step(loss) for name, loss in losses.items()}
+        times = race(steps, setting.some(5, 2), timer(setting.device), limit=12.0)
+        for name, loss in losses.items():
+            taken[name].append(times.of(name).median)
+            held[name].append((peak(steps[name]) if setting.gpu else kept(loss)) / MIB)
+        del bert, losses, steps
+    what = "12 layers of BERT-base, batch 16" if setting.gpu else "2 layers of 384, batch 2"
+    numbers = [float(n) for n in sizes]
+    memory = "peak MiB" if setting.gpu else "MiB kept for the backward pass"
+    return [
+        Curve(f"A supervised step ({what})", "tokens", "seconds", numbers, taken),
+        Curve(f"Memory of a supervised step ({what})", "tokens", memory, numbers, held),
+    ]
+
+
+def section(setting: Setting) -> Report:
+    """All of it; agreement first."""
+    torch.set_num_threads(1)
+    report = Report()
+    agreement(report)
+    if setting.gpu:
+        own(setting, report)
+    else:
+        alone(setting, report)
+        report.add(
+            needs("whole model, H200, 164 positions", at_most(1.10, GPU)),
+            needs("whole model, H200, 512 positions", at_most(1.05, GPU)),
+            needs("whole model, H200, peak memory over plain", at_most(1.03, GPU)),
+        )
+    hugging_face(setting, report)
+    flex(setting, report)
+    report.curves += growth(setting)
+    return report
+
+
+def own(setting: Setting, report: Report) -> None:
+    """Our VL-BERT on a card: eager, compiled and as a graph, with its memory."""
+    sizes = ((96, 4),) if setting.quick else ((164, 64), (512, 64))
+    for positions, samples in sizes:
+        text = min(64 if positions < 256 else 128, positions // 2)
+        net = grounding.net().to(setting.device)
+        batch = grounding.batch_of(samples, text, positions - text - 2).to(setting.device)
+        name = f"VL-BERT {positions} x {samples}"
+        wanted = at_most(1.10 if positions < 512 else 1.05, GPU)
+        _own(name, net, batch, setting, report, wanted)
+
+
+def _own(name: str, net: Any, batch: Any, setting: Setting, report: Report, wanted: Goal) -> None:
+    ways = grounding.supervised()
+
+    def step(loss: Callable[[Any, Any], Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            net.zero_grad(set_to_none=True)
+            loss(net, batch).backward()
+
+        return run
+
+    eager = {
+        kind: step(ways[kind]) for kind in ("plain", "direct", "direct, watched", "whole maps")
+    }
+    for once in eager.values():
+        once()
+    held = {kind: peak(once) for kind, once in eager.items()}
+    times = race(eager, 3 * setting.rounds, timer(setting.device), limit=15.0)
+    more = held["direct"] / held["plain"]
+    report.add(
+        dearer(f"{name}, eager", times, "direct", "plain", wanted),
+        dearer(f"{name}, eager, watched", times, "direct, watched", "plain"),
+        faster(f"{name}, eager", times, "direct", "whole maps"),
+        exact(f"{name}: peak memory", "times plain", more, at_most(1.03, GPU)),
+    )
+    treatments: dict[str, Callable[[str], Callable[[], None]]] = {
+        "graph": lambda kind: graphed(step(ways[kind])),
+        "compiled": lambda kind: step(torch.compile(ways[kind])),
+        "compiled, graph": lambda kind: graphed(step(torch.compile(ways[kind]))),
+    }
+    for treatment, treat in treatments.items():
+        what = f"{name}, {treatment}"
+        torch.compiler.reset()
+        try:
+            treated = {kind: treat(kind) for kind in ("plain", "direct")}
+            for once in treated.values():
+                once()
+        except Exception as error:
+            report.add(absent(what, told(error), wanted))
+            continue
+        found = race(treated, 3 * setting.rounds, timer(setting.device), limit=15.0)
+        report.add(dearer(what, found, "direct", "plain", wanted))
+
+
+def told(error: Exception) -> str:
+    """The first line of an error, not too long for a table."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:80]}"
