@@ -177,7 +177,8 @@ def fit(
     With `resume` the newest whole checkpoint of the stage is taken up and the run goes on as if it
     had never stopped: bit for bit on one CPU process, or on a GPU under deterministic algorithms.
     SIGINT and SIGTERM save after the current step and raise `Stopped`; a loss or gradient that is
-    not finite raises `Failed` before any optimizer has moved. With `limits.patience` training ends
+    not finite raises `Failed` before any optimizer has moved, and weights that are not finite are
+    never saved. With `limits.patience` training ends
     as soon as more than that many validations in a row bring no new best, and the best weights are
     put back. With `attention` the log also tells how each layer's attention does, now and then.
 
@@ -539,6 +540,19 @@ class _Run:
                 "lower train.rate, or look at those samples"
             )
 
+    def refuse_rotten(self) -> None:
+        """Keep weights that an optimizer has driven to infinity out of every checkpoint.
+
+        A finite gradient can do that, by a rate or a momentum that is too large, and the loss tells
+        only at the next step. All processes have the same weights and stop together.
+        """
+        for name, weight in self.model.named_parameters():
+            if not bool(weight.isfinite().all()):
+                raise Failed(
+                    f"weight {name} is not finite after step {self.state.step} of stage "
+                    f"{self.stage!r}; nothing was saved after it: lower train.rate"
+                )
+
     def note(self, losses: Mapping[str, tuple[float, float]]) -> None:
         """Add to the running means, and write them down every `log_every` steps."""
         state = self.state
@@ -611,6 +625,7 @@ class _Run:
     # --- stopping and going on
 
     def save(self) -> None:
+        self.refuse_rotten()
         self.ranks.share(self.model.buffers())
         self.state.log_bytes = self.log.size()
         if self.ranks.first:
