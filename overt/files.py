@@ -699,8 +699,9 @@ def _sentence(error: OSError, path: Path, size: int) -> BadInput | Failed:
     path = Path(*(_TEMPORARY.sub(r"\6", part) for part in path.parts))  # where it was to end up
     if error.errno in _PATH_AT_FAULT:
         return BadInput(f"{path} cannot be written ({size} bytes): {why}; choose another folder.")
+    there = next((one for one in path.parents if os.path.isdir(one)), path)
     try:
-        free = f"{shutil.disk_usage(path.parent).free} bytes are free there"
+        free = f"{shutil.disk_usage(there).free} bytes are free there"
     except OSError:
         free = "the free space there is not known"
     return Failed(
