@@ -53,8 +53,8 @@ def table(kept: dict[str, Any]) -> str:
     named = {NAMES[name]: one for name, one in kept["sections"].items()}
     told = (
         f"`{kept['command']}`, {kept['date'][:10]}, {where}, load {about['load']:g} in the end, "
-        f"Python {about['python']}, {peers}. {goals['reached']} goals reached, {goals['missed']} missed, "
-        f"{goals['not measured']} not measured there."
+        f"Python {about['python']}, {peers}. {goals['reached']} goals reached, "
+        f"{goals['missed']} missed, {goals['not measured']} not measured there."
     )
     return f"{told}\n\n{markdown(named)}"
 

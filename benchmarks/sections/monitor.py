@@ -18,7 +18,7 @@ SIZES = {  # layers, width, heads, positions, samples
 }
 SMALL = {"2 layers of 32, 16 positions": (2, 32, 2, 16, 2)}
 EVERY = 100
-COST = 0.02  # of training at most, with one step in a hundred watched
+COST = 0.01  # of training at most, with one step in a hundred watched
 
 
 def section(setting: Setting) -> Report:

@@ -24,10 +24,11 @@ from overt.data.batch import Batch
 
 from .captions import pictures as captioned
 from .clock import Spread, kept, race, timer
-from .report import Report, Row, Setting, absent, dearer, faster
+from .report import Report, Row, Setting, absent, at_most, dearer, faster
 
 CLASSES = 100
 BLOCK = 25  # steps of the loop that are timed together
+CONTROL = 1.10  # times as long as the same network without attention, at most
 PAIRS = (("att2-concat-pc", "att2-mean"), ("att3-concat-pc", "att3-mean"))
 
 
@@ -218,7 +219,7 @@ def loop(setting: Setting, report: Report) -> None:
         batch = rows[pair[0]][1]
         rate = steps * batch / times.of(pair[0]).median
         report.facts[f"loop, {pair[0]}"] = {"samples_per_second": rate, "batch": batch}
-        report.add(dearer(f"the loop, {rate:.0f} images / s", times, *pair))
+        report.add(dearer(f"the loop, {rate:.0f} images / s", times, *pair, at_most(CONTROL)))
 
 
 def section(setting: Setting) -> Report:

@@ -4,7 +4,7 @@
 
 The step runs as it always does, watched, on the batch it has anyway. A few rows of each layer are
 made when the layer is called, and only numbers are kept, so that the cost is that of a few rows of
-one step in `every`. `benchmarks/monitor_speed.py` measures it. Models of ours return their maps:
+one step in `every`. `make bench` measures it. Models of ours return their maps:
 `AttentionMonitor(by=by_outputs)` reads these.
 
 Zhai et al., "Stabilizing Transformer Training by Preventing Attention Entropy Collapse", ICML 2023,
