@@ -88,6 +88,13 @@ def read(inputs: Sequence[str]) -> Given:
     return Given(text, photo)
 
 
+def photo(path: Path | str) -> Any:
+    """The pixels of a picture in a file."""
+    from overt.data.images import open_image
+
+    return open_image(Path(path))[0]
+
+
 def hidden(subject: Subject, given: Given) -> tuple[Given, tuple[str, ...]]:
     """The input with what is removed covered up, for models that take no masks, and a note on how.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt.errors import BadInput
-from overt.recipes.asking import Asked, Given, ask, hidden, is_picture, read, run
+from overt.recipes.asking import Asked, Given, ask, hidden, is_picture, photo, read, run
 from overt.recipes.attached import view_attached
 from overt.recipes.opening import Subject, locate, open_model, quiet
 from overt.recipes.own import view_spoken
@@ -28,6 +28,22 @@ from overt.recipes.seeing import (
 if TYPE_CHECKING:
     from overt.show.panel import Choice, Panel
 
+__all__ = [
+    "Given",
+    "Viewed",
+    "Wish",
+    "answers",
+    "check",
+    "locate",
+    "look",
+    "open_model",
+    "photo",
+    "place",
+    "read",
+    "summary",
+    "view",
+    "write",
+]  # the lines of Python that a page shows need no other name
 KINDS = (".png", ".svg", ".html", ".htm")
 
 
@@ -108,12 +124,13 @@ def summary(shown: "Panel", choice: "Choice") -> str:
     return f"{caption(shown, choice)}; {strongest(shown, row(shown, choice))}"
 
 
-def write(out: Path, viewed: Viewed) -> None:
+def write(out: Path | str, viewed: Viewed) -> None:
     """The view as a file of the kind that its name says."""
     from overt import files
     from overt.show import browse
     from overt.show import look as drawing
 
+    out = Path(out)
     if out.suffix.lower() in (".html", ".htm"):
         page = browse.page(viewed.panels, viewed.choices, viewed.title, viewed.notes)
         files.write_text(out, page)

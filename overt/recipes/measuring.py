@@ -279,8 +279,14 @@ def from_subject(subject: Subject) -> Opened:
     name = _short(subject.name)
     if subject.spoken is not None:
         from overt.data.vocabulary import Vocabulary
+        from overt.recipes.spoken import Sees
 
         known = subject.spoken
+        if known.writes or known.sees is not Sees.PIXELS:
+            raise BadInput(
+                f"{name} looks at {known.sees} of pictures, which no data set that is named here "
+                "has; name its run, and it is measured on its own test set where it has one."
+            )
         reader = None if known.words is None else Vocabulary(known.words)
         return Opened(name, subject.model, reader=reader, size=known.pixels or SIZE)
     if isinstance(subject.model, own_kinds()):

@@ -21,9 +21,9 @@ WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]  # no pickle
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _OTHERS = ("*.h5", "*.msgpack", "*.onnx", "*.gguf")
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
 _PARTS = {"transformers": ("models.auto.configuration_auto",), "huggingface_hub": ("constants",)}
-_PICTURES = ("preprocessor_config.json", "processor_config.json")
+PICTURES = ("preprocessor_config.json", "processor_config.json")
 _KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _ELSEWHERE = re.compile("pretrained.*|checkpoint_path|cache_dir")  # what timm would go and fetch
 
@@ -201,11 +201,11 @@ def _open_transformers(folder: Path, config: dict[str, Any], name: str) -> Subje
             local_files_only=True,
             output_loading_info=True,
         )
-        tokenizer = _reader(transformers.AutoTokenizer, folder, _TOKENIZERS)
-        image_processor = _reader(transformers.AutoImageProcessor, folder, _PICTURES)
+        tokenizer = _reader(transformers.AutoTokenizer, folder, TOKENIZERS)
+        image_processor = _reader(transformers.AutoImageProcessor, folder, PICTURES)
         processor = None
         if tokenizer is not None and image_processor is not None:
-            processor = _reader(transformers.AutoProcessor, folder, _PICTURES)
+            processor = _reader(transformers.AutoProcessor, folder, PICTURES)
     notes = []
     absent = sorted(info.get("missing_keys") or ())
     if absent:

@@ -16,6 +16,7 @@ MOST_SIGNS = 20_000  # of a text
 MOST_BODY = 4 * MOST_BYTES // 3 + 8 * MOST_SIGNS + 65_536  # of a whole question, as JSON
 MOST_WEIGHTS = 1_500_000  # of one panel of a reply
 MOST_REMOVED = 1_024
+MOST_BOXES = 100  # that a person may draw
 
 Share = Annotated[float, Field(ge=0, le=1)]
 At = Annotated[int, Field(ge=0, le=MOST_SIGNS)]
@@ -25,7 +26,8 @@ class Question(BaseModel):
     """A picture, a text or both for one model, which map is wanted, and what is removed.
 
     `picture` is the file in base64, with or without the head of a data address. `without` are boxes
-    of it as shares of its sides, `unsaid` ranges of characters of `text`.
+    of it as shares of its sides, `unsaid` ranges of characters of `text`. `boxes`, shares as well,
+    are what a network that looks at boxes may choose from.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -37,6 +39,7 @@ class Question(BaseModel):
     layer: Annotated[str, Field(max_length=300)] | None = None
     head: Annotated[int, Field(ge=-4096, le=4096)] | None = None
     query: Annotated[str, Field(max_length=300)] | None = None
+    boxes: Annotated[list[tuple[Share, Share, Share, Share]], Field(max_length=MOST_BOXES)] = []
     without: Annotated[list[tuple[Share, Share, Share, Share]], Field(max_length=MOST_REMOVED)] = []
     unsaid: Annotated[list[tuple[At, At]], Field(max_length=MOST_REMOVED)] = []
 
@@ -63,7 +66,9 @@ class Question(BaseModel):
         text = self.text if self.text and self.text.strip() else None
         if text is None and photo is None:
             raise BadInput("there is nothing to look at; give a picture, a text, or both.")
-        return Given(text, photo, tuple(self.without), tuple(self.unsaid))
+        if any(left >= right or top >= bottom for left, top, right, bottom in self.boxes):
+            raise BadInput("a box is left, top, right and bottom, and is not empty.")
+        return Given(text, photo, tuple(self.without), tuple(self.unsaid), tuple(self.boxes))
 
 
 def decoded(picture: str) -> bytes:

@@ -46,31 +46,38 @@ def picture(subject: Subject, question: Question) -> bytes:
 
 
 def code(folder: str, question: Question) -> str:
-    """Lines of Python that show the same in a file; the picture is the one that was given."""
-    inputs = (["photo.png"] if question.picture is not None else []) + (
-        [question.text] if question.text else []
-    )
-    wish = {
-        name: value
-        for name, value in (
-            ("layer", question.layer),
-            ("head", question.head),
-            ("query", question.query or None),
-            ("way", question.map if question.map != "raw" else None),
-        )
-        if value is not None
+    """Five lines of Python that show the same in a file; photo.png is the picture given."""
+    given = {
+        "text": question.text or None,
+        "photo": None if question.picture is None else _Plain('looking.photo("photo.png")'),
+        "without": tuple(question.without) or None,
+        "unsaid": tuple(question.unsaid) or None,
+        "boxes": tuple(question.boxes) or None,
     }
-    wanted = ", ".join(f"{name}={value!r}" for name, value in wish.items())
-    given = f"looking.read({inputs!r})"
-    if question.without or question.unsaid:
-        gone = f"without={tuple(question.without)!r}, unsaid={tuple(question.unsaid)!r}"
-        given = f"replace({given}, {gone})"
-    lines = [
-        "from dataclasses import replace" if given.startswith("replace") else "",
-        "from pathlib import Path",
-        "from overt.recipes import looking",
-        f"model = looking.open_model(looking.locate({folder!r}))",
-        f"seen = looking.view(model, {given}, looking.Wish({wanted}))",
-        'looking.write(Path("view.html"), seen)',
-    ]
-    return "\n".join(line for line in lines if line)
+    wish = {
+        "layer": question.layer,
+        "head": question.head,
+        "query": question.query or None,
+        "way": question.map if question.map != "raw" else None,
+    }
+    return "\n".join(
+        (
+            "from overt.recipes import looking",
+            f"model = looking.open_model(looking.locate({folder!r}))",
+            f"given = looking.Given({_said(given)})",
+            f"seen = looking.view(model, given, looking.Wish({_said(wish)}))",
+            'looking.write("view.html", seen)',
+        )
+    )
+
+
+class _Plain(str):
+    """A piece of code that stands for itself."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _said(values: dict[str, Any]) -> str:
+    """Named arguments as they are written, without those that are not given."""
+    return ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)

@@ -8,8 +8,10 @@ from typing import Any
 
 from overt import files
 from overt.errors import BadInput, Damaged
+from overt.recipes import spoken
+from overt.recipes.feeding import PAIRED
 from overt.recipes.looking import place
-from overt.recipes.opening import Subject, locate, open_model
+from overt.recipes.opening import PICTURES, TOKENIZERS, Subject, locate, open_model
 from overt.recipes.seeing import MAPS
 from overt.recipes.spoken import FILE
 
@@ -60,18 +62,9 @@ class Shelf:
 
     def about(self, name: str) -> dict[str, Any]:
         """What a page says of a model before it is asked: what it takes, what maps it has."""
-        from overt.recipes import own
-
         offered = self.find(name)
-        known: dict[str, Any] = {"name": name, "maps": {}}
-        if (offered.folder / FILE).is_file():
-            known["maps"] = own.MAPS
-            said = files.read_json(offered.folder / FILE)
-            known |= {"reads": said.get("words") is not None, "looks": bool(said.get("pixels"))}
-        else:
-            known["maps"] = {one: told for one, told in MAPS.items() if one != "search"}
-        known["examples"] = offered.run is not None and (offered.run / "gallery").is_dir()
-        return known
+        examples = offered.run is not None and (offered.run / "gallery").is_dir()
+        return {"name": name, "examples": examples, **takes(offered.folder)}
 
     def examples(self, name: str) -> list[dict[str, Any]]:
         """A few samples of the run behind a model: text, picture, truth; none without a run."""
@@ -82,14 +75,16 @@ class Shelf:
         if offered.run is None or not (offered.run / "gallery").is_dir():
             return []
         found, photos = [], Photos(lossless=True)
+        known = spoken.read(offered.folder) if (offered.folder / FILE).is_file() else None
+        writes = known is not None and known.writes  # what is said of a picture is no input
         samples = load_gallery(offered.run / "gallery")
         step = max(1, len(samples) // EXAMPLES)
         for sample in samples[::step][:EXAMPLES]:
             picture = None if sample.image is None else photos.number(sample.image)
             found.append(
                 {
-                    "text": sample.text or None,
-                    "truth": sample.truth or None,
+                    "text": None if writes else sample.text or None,
+                    "truth": sample.truth if known and sample.truth in known.answers else None,
                     "picture": None if picture is None else photos.addresses[picture],
                 }
             )
@@ -97,6 +92,47 @@ class Shelf:
 
     def _told(self) -> str:
         return ", ".join(self.names[:8]) + (", ..." if len(self.offered) > 8 else "")
+
+
+def takes(folder: Path) -> dict[str, Any]:
+    """What the model in a folder takes and has, without opening it: texts, pictures, maps.
+
+    Of a model of other people it is told by the files of its tokenizer and its processor.
+    """
+    if (folder / FILE).is_file():
+        from overt.recipes import own
+
+        known = spoken.read(folder)
+        return {
+            "maps": own.maps_for(known),
+            "reads": known.reads,
+            "looks": known.pixels is not None,
+            "boxed": known.boxed,
+            "writes": known.writes,
+            **_wanted(known),
+        }
+    config = files.read_json(folder / "config.json")
+    kind = config if isinstance(config, dict) else {}
+    if kind.get("kind") == "attached" or "model_type" not in kind:  # attached, ours, or timm's
+        ours = kind.get("kind") == "attached" or "architecture" not in kind
+        maps = {one: told for one, told in MAPS.items() if one != "search"}
+        return {"maps": {"raw": MAPS["raw"]} if ours else maps, "reads": False, "looks": True}
+    return {
+        "maps": {one: told for one, told in MAPS.items() if one != "search"},
+        "reads": any(path.is_file() for pattern in TOKENIZERS for path in folder.glob(pattern)),
+        "looks": any((folder / name).is_file() for name in PICTURES),
+    }
+
+
+def _wanted(known: spoken.Spoken) -> dict[str, str]:
+    """What a page calls the text that a network takes, and an example of one."""
+    if known.writes:
+        return {"wants": "Caption (or leave it empty: the model writes one)", "hint": ""}
+    if known.network == PAIRED:
+        return {"wants": "A caption, or two to choose from, a line each", "hint": "a red circle"}
+    if known.pixels is None:
+        return {"wants": "Text", "hint": ""}
+    return {"wants": "Question", "hint": "What is left of the red circle?"}
 
 
 def offer(names: Sequence[str]) -> list[Offered]:
@@ -130,6 +166,9 @@ def _one(name: str) -> list[Offered]:
                 Offered(whole.name if run == folder else run.name, run / "model", run)
                 for run in found
             ]
+        for run in runs:
+            if (run / "results.json").is_file() and (run / "model" / FILE).is_file():
+                spoken.said(run / "model")  # says why it cannot be asked
         if any((run / "results.json").is_file() for run in runs):
             raise BadInput(
                 f"no run in {name} has a network that people can ask; runs that were made by an "
@@ -151,7 +190,9 @@ def _can_be_asked(run: Path) -> bool:
     if not (run / "results.json").is_file() or not (model / "config.json").is_file():
         return False
     try:
+        if (model / FILE).is_file():
+            return bool(spoken.said(model))
         config = files.read_json(model / "config.json")
-    except Damaged:
+    except (BadInput, Damaged):
         return False
-    return isinstance(config, dict) and ((model / FILE).is_file() or "model_type" in config)
+    return isinstance(config, dict) and "model_type" in config

@@ -15,12 +15,22 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from overt.attention import Layout, Span
-from overt.geometry import PixelGeometry
+from overt.geometry import PixelGeometry, RegionGeometry
 from overt.show.cards import data_uri, scale_css, under_css
 from overt.show.look import marked, white_scale
 from overt.show.overlay import PLAIN, colour_table, opacities
 from overt.show.page import POLICY
-from overt.show.panel import Choice, Panel, geometry, grids, others, positions, texts
+from overt.show.panel import (
+    Choice,
+    Panel,
+    boxed,
+    geometry,
+    grids,
+    is_hard,
+    others,
+    positions,
+    texts,
+)
 from overt.show.text import pieces
 
 MOST_WEIGHTS = 6_000_000  # of one panel, two bytes each: 12 layers and heads of 200 tokens
@@ -125,6 +135,7 @@ def described(shown: Panel, choice: Choice, photos: Photos) -> dict[str, Any]:
         "layers": list(shown.layers),
         "heads": shown.heads,
         "same": shown.same,
+        "hard": is_hard(shown.attention),
         "rows": shown.attention.rows[0].tolist(),
         "queries": _axis(shown, shown.attention.queries, shown.queries, photos),
         "keys": _axis(shown, shown.attention.keys, shown.keys, photos),
@@ -145,11 +156,28 @@ def _axis(shown: Panel, layout: Layout, names: Sequence[str], photos: Photos) ->
             block["size"] = [photo.shape[1], photo.shape[0]]
             block.update(placed(geometry(span), photo.shape[:2]))
         blocks.append(block)
+    blocks += [_boxes(shown, span, photos) for span in boxed(layout)]
     blocks += [{"kind": "text", "name": s.name, "parts": _parts(s)} for s in texts(layout)]
     rest = others(layout)
     if rest:
         blocks.append({"kind": "rest", "at": rest})
     return {"names": list(names), "blocks": blocks}
+
+
+def _boxes(shown: Panel, span: Span, photos: Photos) -> dict[str, Any]:
+    """The boxes of a span, as shares of their photo; without one, of what they reach over."""
+    assert isinstance(span.geometry, RegionGeometry)
+    boxes = span.geometry.boxes[0].double().numpy()
+    photo = shown.photos.get(span.name)
+    if photo is None:
+        width, height = float(boxes[:, 2].max()), float(boxes[:, 3].max())
+    else:
+        height, width = (float(side) for side in photo.shape[:2])
+    shares = (boxes / [width, height, width, height]).clip(0, 1).round(5)
+    block = {"kind": "boxes", "name": span.name, "at": positions(span), "boxes": shares.tolist()}
+    if photo is not None:
+        block["photo"] = photos.number(photo)
+    return {**block, "size": [width, height]}
 
 
 def _parts(span: Span) -> list[list[Any]]:

@@ -19,16 +19,18 @@ from jaxtyping import Float, Int, UInt8
 from overt import files
 from overt.attention import Span
 from overt.errors import BadInput
-from overt.geometry import TextGeometry
-from overt.show.overlay import PLAIN, colour_table, highest, opacities, overlay
+from overt.geometry import RegionGeometry, TextGeometry
+from overt.show.overlay import PLAIN, colour_table, highest, opacities, overlay, spotlight
 from overt.show.panel import (
     Choice,
     Panel,
     block,
+    boxed,
     caption,
     cells,
     geometry,
     grids,
+    is_hard,
     others,
     positions,
     row,
@@ -145,16 +147,20 @@ def _panel(shown: Panel, choice: Choice) -> Iterator[Strip]:
     keys = shown.attention.keys
     pictures = [span for span in grids(keys) if span.name in shown.photos]
     for span in pictures:
-        yield _photo(shown.photos[span.name], span, weights)
+        draw = spotlight if is_hard(shown.attention) else overlay
+        yield _photo(shown.photos[span.name], span, weights, draw)
     for span in grids(keys):
         if span not in pictures:
             yield _cells(span, weights)
+    for span in boxed(keys):
+        if span.name in shown.photos:
+            yield _boxes(shown.photos[span.name], span, weights)
     for span in texts(keys):
         yield _words(span, weights)
     rest = elsewhere(shown, weights)
     if rest:
         yield from _paragraph(rest, SOFT)
-    if not grids(keys):
+    if not grids(keys) and not boxed(keys):
         yield from _table(shown, choice)
     yield from _multiples(shown, choice)
 
@@ -184,14 +190,14 @@ def strongest(shown: Panel, weights: Float[np.ndarray, " k"], most: int = 3) -> 
 def elsewhere(shown: Panel, weights: Float[np.ndarray, " k"], most: int = 6) -> str:
     """Where the weight goes that is on no picture and on no word, in a phrase."""
     keys = shown.attention.keys
-    if not grids(keys) and not texts(keys):
+    if not grids(keys) and not texts(keys) and not boxed(keys):
         return ""
     found = sorted(others(keys), key=lambda at: -weights[at])
     total = float(weights[found].sum())
     if not found or total == 0:
         return ""
     said = ", ".join(f"{shown.keys[at]} {weights[at]:.3f}" for at in found[:most])
-    where = "beside the picture" if grids(keys) else "beside the words"
+    where = "beside the words" if not grids(keys) and not boxed(keys) else "beside the picture"
     return f"{where}: {total:.3f} ({said}{', ...' if len(found) > most else ''})"
 
 
@@ -209,7 +215,12 @@ def _paragraph(text: str, colour: str, columns: int = 110) -> Iterator[Strip]:
         yield _line(line, 0.24, size=10, color=colour)
 
 
-def _photo(photo: UInt8[np.ndarray, "y x 3"], span: Span, weights: np.ndarray) -> Strip:
+def _photo(
+    photo: UInt8[np.ndarray, "y x 3"],
+    span: Span,
+    weights: np.ndarray,
+    draw_on: Callable[..., UInt8[np.ndarray, "Y X 3"]] = overlay,
+) -> Strip:
     room = WIDTH - 2 * MARGIN
     width = min(room, 4.6 * photo.shape[1] / photo.shape[0])
     height = width * photo.shape[0] / photo.shape[1]
@@ -217,8 +228,38 @@ def _photo(photo: UInt8[np.ndarray, "y x 3"], span: Span, weights: np.ndarray) -
     def draw(figure: Any, box: Box) -> None:
         inner = Box(box.left, box.top + 0.1, width, height, box.sheet)
         inner.axes(figure).imshow(
-            overlay(photo, cells(span, weights), geometry(span)), aspect="auto"
+            draw_on(photo, cells(span, weights), geometry(span)), aspect="auto"
         )
+
+    return Strip(height + 0.25, draw)
+
+
+def _boxes(photo: UInt8[np.ndarray, "y x 3"], span: Span, weights: np.ndarray) -> Strip:
+    """The photo with its boxes over it, each filled by its weight, the strongest with its share."""
+    from matplotlib.patches import Rectangle
+
+    assert isinstance(span.geometry, RegionGeometry)
+    boxes, at = span.geometry.boxes[0].tolist(), positions(span)
+    width = min(WIDTH - 2 * MARGIN, 4.6 * photo.shape[1] / photo.shape[0])
+    height = width * photo.shape[0] / photo.shape[1]
+    top = highest(weights[at][None]) or 1.0
+    table, alphas = colour_table(PLAIN.colours) / 255, opacities(PLAIN)
+    strongest = sorted(range(len(at)), key=lambda n: -weights[at[n]])[:3]
+
+    def draw(figure: Any, box: Box) -> None:
+        axes = Box(box.left, box.top + 0.1, width, height, box.sheet).axes(figure)
+        axes.imshow(photo // 2, aspect="auto", extent=(0, photo.shape[1], photo.shape[0], 0))
+        axes.set_xlim(0, photo.shape[1])
+        axes.set_ylim(photo.shape[0], 0)
+        for n, (left, upper, right, lower) in enumerate(boxes):
+            level = min(255, round(255 * max(0.0, weights[at[n]]) / top))
+            face = (*table[level], float(alphas[level]))
+            edge = "white" if n in strongest else (1, 1, 1, 0.35)
+            size = right - left, lower - upper
+            axes.add_patch(Rectangle((left, upper), *size, facecolor=face, edgecolor=edge))
+            if n in strongest and weights[at[n]] > 0:
+                text = {"color": "white", "size": 8, "va": "top", "parse_math": False}
+                axes.text(left, upper, f" {weights[at[n]]:.3f}", **text)
 
     return Strip(height + 0.25, draw)
 

@@ -84,7 +84,8 @@ function drawPanels(data, place, hooks) {
     if (panel.heads > 1) make("option", "", choice, "mean of all").value = "";
     for (const head of heads) make("option", "", choice, String(head)).value = head;
     choice.value = state.head === null ? (panel.heads > 1 ? "" : "0") : state.head;
-    const mean = make("button", "mean", form, "Mean of all queries");
+    const spoken = panel.queries.blocks.every((block) => block.kind === "text");
+    const mean = make("button", "mean", form, spoken ? "All words together" : "Mean of all queries");
     mean.type = "button";
     slider.addEventListener("input", () => { state.layer = Number(slider.value); draw(); });
     choice.addEventListener("change", () => { state.head = choice.value === "" ? null : Number(choice.value); draw(); });
@@ -95,19 +96,23 @@ function drawPanels(data, place, hooks) {
     const now = make("p", "now", section);
     now.setAttribute("aria-live", "polite");
 
+    // parts of one whole are told in percent, anything else as it is
+    let whole = false;
+    const amount = (value) => (whole ? `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %` : value.toPrecision(3));
     const pick = (at) => { state.query = at; state.hover = undefined; draw(); };
     const hover = (at) => { if (at !== state.hover) { state.hover = at; draw(); } };
     const query = () => (state.hover === undefined ? state.query : state.hover);
 
     const redraw = [];
     if (!panel.same && queries > 1) {
-      make("h3", "", section, "Looking from");
+      make("h3", "", section, spoken ? "Click a word" : "Looking from");
       axis(panel.queries, true, false);
-      make("h3", "", section, "Looking at");
+      make("h3", "", section, spoken ? "to see where it looks" : "Looking at");
     }
     axis(panel.keys, panel.same, true);
     const pictures = panel.keys.blocks.filter((block) => block.kind === "grid");
-    if (!pictures.length && queries > 1) table();
+    const regions = panel.keys.blocks.some((block) => block.kind === "boxes");
+    if (!pictures.length && !regions && queries > 1) table();
     if (panel.layers.length * panel.heads > 1) tiles();
 
     // what stands along an axis: as something to choose a query from, to show weights on, or both
@@ -115,6 +120,7 @@ function drawPanels(data, place, hooks) {
       const place = make("div", "axis", section);
       for (const block of side.blocks) {
         if (block.kind === "grid") picture(side, block, place, from, onto);
+        else if (block.kind === "boxes") boxes(side, block, place, from, onto);
         else {
           const inside = make("div", block.kind, place);
           const parts = block.kind === "text" ? block.parts : block.at.map((at) => [side.names[at], at]);
@@ -149,22 +155,75 @@ function drawPanels(data, place, hooks) {
           if (among) for (const [, other] of among) if (other >= 0) top = Math.max(top, weights[other]);
           const level = weights[at] / (top || 1);
           made.style.background = `color-mix(in srgb, var(--mark) ${Math.round(100 * level)}%, transparent)`;
-          made.title = `${piece}: ${weights[at].toFixed(3)}`;
+          made.title = `${piece}: ${amount(weights[at])}`;
         }
         made.setAttribute("aria-pressed", String(from && query() === at));
       });
     }
 
-    function picture(side, block, place, from, onto) {
-      const [rows, columns] = block.shape;
+    // a photo in its own shape, dimmed where something is painted over it, without what is removed
+    function framed(block, place, size, dim) {
       const figure = make("figure", block.photo === undefined ? "plain" : "", place);
       const frame = make("div", "picture", figure);
-      const [width, height] = block.size || [columns, rows];
-      frame.style.aspectRatio = `${width} / ${height}`;
+      frame.style.aspectRatio = `${size[0]} / ${size[1]}`;
       if (block.photo !== undefined) {
-        const under = make("div", `photo photo-${block.photo}${onto ? " under" : ""}`, frame);
+        const under = make("div", `photo photo-${block.photo}${dim ? " under" : ""}`, frame);
         if (data.photos) under.style.setProperty("--photo", `url("${data.photos[block.photo]}")`);
       }
+      return [figure, frame];
+    }
+    function covers(frame) {
+      for (const [l, t, r, b] of gone.without) {
+        const cover = make("div", "gone", frame);
+        Object.assign(cover.style, { left: `${100 * l}%`, top: `${100 * t}%`, width: `${100 * (r - l)}%`, height: `${100 * (b - t)}%` });
+      }
+    }
+    const add = (all) => all.reduce((a, b) => a + b, 0);
+    const share = (values, weights) => `${(100 * add(values) / (add(weights) || 1)).toFixed(1)} % of the weight`;
+
+    // boxes of a photo: each is filled by its weight, and can be chosen or removed
+    function boxes(side, block, place, from, onto) {
+      const [figure, frame] = framed(block, place, block.size, onto);
+      frame.classList.add("boxes");
+      const area = ([l, t, r, b]) => (r - l) * (b - t);
+      const order = block.boxes.map((_, n) => n).sort((a, b) => area(block.boxes[b]) - area(block.boxes[a]));
+      const made = [];
+      for (const n of order) { // small ones lie over large ones
+        const [l, t, r, b] = block.boxes[n], at = block.at[n];
+        if (at < 0 || r <= l || b <= t) continue;
+        const one = make("button", "region", frame);
+        one.type = "button";
+        Object.assign(one.style, { left: `${100 * l}%`, top: `${100 * t}%`, width: `${100 * (r - l)}%`, height: `${100 * (b - t)}%` });
+        const label = make("span", "", one);
+        one.addEventListener("click", () => {
+          if (touch && removing() && block.photo !== undefined) touch({ box: [l, t, r, b] });
+          else if (from) pick(at);
+        });
+        made.push([one, label, at]);
+      }
+      covers(frame);
+      const told = onto ? make("p", "range", figure) : null;
+      redraw.push((weights) => {
+        const values = block.at.map((at) => (at < 0 ? 0 : weights[at]));
+        const top = highest(values) || 1, strong = [...values].sort((a, b) => b - a)[2] || 0;
+        for (const [one, label, at] of made) {
+          const level = 4 * Math.min(255, Math.round(255 * weights[at] / top));
+          const best = onto && weights[at] > 0 && weights[at] >= strong;
+          if (onto) one.style.background = `rgba(${heat[level]}, ${heat[level + 1]}, ${heat[level + 2]}, ${(heat[level + 3] / 255).toFixed(3)})`;
+          one.classList.toggle("best", best);
+          label.textContent = best ? amount(weights[at]) : "";
+          const said = onto ? `${side.names[at]}: ${amount(weights[at])}` : side.names[at];
+          one.title = said;
+          one.setAttribute("aria-label", said);
+          if (from) one.setAttribute("aria-pressed", String(query() === at));
+        }
+        if (told) told.textContent = `${share(values, weights)} is on these ${made.length} boxes`;
+      });
+    }
+
+    function picture(side, block, place, from, onto) {
+      const [rows, columns] = block.shape;
+      const [figure, frame] = framed(block, place, block.size || [columns, rows], onto && !panel.hard);
       const [left, top, wide, tall] = block.place || [0, 0, 1, 1];
       const [x, y, w, h] = block.kept || [0, 0, 1, 1];
       const seen = make("div", "window", frame);
@@ -176,11 +235,20 @@ function drawPanels(data, place, hooks) {
       Object.assign(canvas.style, { left: `${100 * left}%`, top: `${100 * top}%`, width: `${100 * wide}%`, height: `${100 * tall}%` });
       if (block.flip) canvas.style.transform = "scaleX(-1)";
       const mark = make("div", "cell", frame);
-      for (const [l, t, r, b] of gone.without) {
-        const cover = make("div", "gone", frame);
-        Object.assign(cover.style, { left: `${100 * l}%`, top: `${100 * t}%`, width: `${100 * (r - l)}%`, height: `${100 * (b - t)}%` });
-      }
-      if (onto) {
+      covers(frame);
+      if (onto && panel.hard) {
+        canvas.classList.add("kept");
+        const told = make("p", "range", figure);
+        redraw.push((weights) => {
+          const values = block.at.map((at) => (at < 0 ? 0 : weights[at]));
+          const context = canvas.getContext("2d"), count = values.filter((value) => value > 0).length;
+          context.clearRect(0, 0, canvas.width, canvas.height);
+          context.fillStyle = "rgba(24, 24, 28, .8)"; // what was dropped; what was kept stays as it is
+          values.forEach((value, n) => { if (!(value > 0)) context.fillRect((n % columns) * times, Math.floor(n / columns) * times, times, times); });
+          told.textContent = `${count} of ${values.length} cells are kept; what is dark was not looked at`;
+          canvas.setAttribute("aria-label", `${block.name}: ${told.textContent}`);
+        });
+      } else if (onto) {
         const range = make("p", "range", figure, "0 ");
         make("span", "scale", range);
         const told = make("span", "told", range);
@@ -190,10 +258,8 @@ function drawPanels(data, place, hooks) {
           context.clearRect(0, 0, canvas.width, canvas.height);
           const fine = smooth(values, rows, columns, times);
           context.drawImage(painted(fine, rows * times, columns * times, heat, 4, highest(values) || 1), 0, 0);
-          const add = (all) => all.reduce((a, b) => a + b, 0);
-          const share = `${(100 * add(values) / (add(weights) || 1)).toFixed(1)} % of the weight`;
-          told.textContent = `${highest(values).toPrecision(3)} · ${share} is on this picture`;
-          canvas.setAttribute("aria-label", `${block.name}: ${share}`);
+          told.textContent = `${highest(values).toPrecision(3)} · ${share(values, weights)} is on this picture`;
+          canvas.setAttribute("aria-label", `${block.name}: ${share(values, weights)}`);
         });
       }
       const cell = (event) => {
@@ -366,13 +432,21 @@ function drawPanels(data, place, hooks) {
     function draw() {
       const weights = row(state.layer, state.head, query());
       const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3).filter((at) => weights[at] > 0);
-      const name = (names, at) => `${names[at].trim() || "·"}`;
+      const sum = weights.reduce((a, b) => a + b, 0);
+      whole = sum > 0.5 && sum < 1.001;
+      const name = (names, at) => { // a cell by its row and column, as people count
+        const cell = / (\d+),(\d+)$/.exec(names[at]);
+        return cell ? `row ${Number(cell[1]) + 1}, column ${Number(cell[2]) + 1}` : `“${names[at].trim() || "·"}”`;
+      };
       now.replaceChildren();
       if (queries === 1) make("b", "", now, "It");
-      else make("b", "", now, query() === null ? "The mean of all queries" : name(panel.queries.names, query()));
-      now.append(` looks most at ${best.map((at) => `${name(panel.keys.names, at)} ${weights[at].toFixed(3)}`).join(", ") || "nothing"}`);
+      else make("b", "", now, query() === null ? (spoken ? "All words together" : "The mean of all queries") : name(panel.queries.names, query()));
+      const verb = queries > 1 && query() === null && spoken ? " look" : " looks";
+      if (panel.hard) now.append(`${verb} at ${weights.filter((one) => one > 0).length} of ${keys} cells and at no other`);
+      else now.append(`${verb} most at ${best.map((at) => `${name(panel.keys.names, at)} (${amount(weights[at])})`).join("; ") || "nothing"}`);
       const head = panel.heads === 1 ? "" : state.head === null ? `, mean of ${panel.heads} heads` : `, head ${state.head}`;
-      now.append(make("br"), make("small", "", null, `${panel.layers[state.layer]}${head}`));
+      const layer = panel.layers[state.layer] === panel.title ? "" : panel.layers[state.layer];
+      now.append(make("br"), make("small", "", null, `${layer}${head}`.replace(/^, /, "")));
       mean.disabled = state.query === null;
       const most = weights.reduce((a, b) => Math.max(a, b), 0);
       for (const each of redraw) each(weights, most);

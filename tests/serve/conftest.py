@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,27 @@ import torch
 from PIL import Image
 
 from overt import files
-from overt.models import VQA, MeanPool, Sizes, SoftAttention
-from overt.recipes.spoken import Spoken, beside
+from overt.models import (
+    HAN,
+    VQA,
+    Captioner,
+    CaptionSizes,
+    HardAttention,
+    MeanPool,
+    Sizes,
+    SoftAttention,
+    TrainedEye,
+    VLBert,
+    VLSizes,
+    keep_top,
+)
+from overt.models.answering.questions import Recurrent
+from overt.models.captioning.captioner import CachedRegions
+from overt.models.hard.nets import Decision
+from overt.models.vlbert.model import Classify
+from overt.models.vlbert.regions import PooledRegions
+from overt.recipes.a2.data import WIDTH
+from overt.recipes.spoken import Sees, Spoken, beside
 from overt.show.sample import Sample, save_gallery
 
 WORDS = tuple("what colour is the red ball".split())
@@ -39,6 +59,55 @@ def write_run(folder: Path, attends: bool = True) -> Path:
     ]
     save_gallery(folder / "gallery", samples)
     files.write_json(folder / "results.json", {"recipe": "toy", "about": "a toy", "status": "done"})
+    return folder
+
+
+def _finished(folder: Path, text: str | None) -> Path:
+    """What a run leaves beside its model."""
+    sample = Sample("s0", PHOTO, text=text, truth="first", prediction="blue")
+    save_gallery(folder / "gallery", [sample])
+    files.write_json(folder / "results.json", {"recipe": "toy", "about": "a toy", "status": "done"})
+    return folder
+
+
+def write_hard(folder: Path) -> Path:
+    """A run of hard attention: a few cells of a CNN are kept."""
+    torch.manual_seed(0)
+    eye, reader = TrainedEye([4, 6], [2, 2]), Recurrent(5 + len(WORDS), 6, 8)
+    attend = HardAttention(eye.width, reader.width, 8, 1, partial(keep_top, count=5))
+    net = HAN(eye, reader, attend, Decision((8,), len(ANSWERS)))
+    known = Spoken("HAN", ANSWERS, WORDS, (32, 32))
+    net.eval().save_pretrained(folder / "model", beside(known))
+    return _finished(folder, "what colour is the ball")
+
+
+def write_boxes(folder: Path) -> Path:
+    """A run that ties words to boxes."""
+    torch.manual_seed(0)
+    sizes = VLSizes(5 + len(WORDS), 12, 2, 3, 16, positions=80, dropout=0.0, gain=1.0)
+    net = VLBert(sizes, PooledRegions([4, 6], [2, 2]), Classify(12, 3, 0.0))
+    known = Spoken("VLBert", ("both", "first", "second"), WORDS, (32, 32), Sees.BOXES)
+    net.eval().save_pretrained(folder / "model", beside(known))
+    return _finished(folder, "the red ball / what colour")
+
+
+def write_captioner(folder: Path) -> Path:
+    """A run that describes pictures."""
+    torch.manual_seed(1)
+    sizes = CaptionSizes(5 + len(WORDS), width=16, layers=2, heads=2, inner=16, dropout=0.0)
+    net = Captioner(sizes, CachedRegions(WIDTH))
+    known = Spoken("Captioner", (), WORDS, (32, 32), Sees.CROPS, longest=5)
+    net.eval().save_pretrained(folder / "model", beside(known))
+    return _finished(folder, "the red ball / a ball")
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of one run of each kind that is asked in its own way."""
+    folder = tmp_path_factory.mktemp("kinds")
+    write_hard(folder / "hard")
+    write_boxes(folder / "boxes")
+    write_captioner(folder / "captioner")
     return folder
 
 

@@ -1,6 +1,8 @@
+import base64
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -64,22 +66,67 @@ def test_a_network_that_attends_to_nothing_has_no_picture(tmp_path: Path, ask):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"map": "gradient"}, {"head": 1}, {"unsaid": [(5, 11)], "without": [(0, 0, 1, 0.5)]}],
+    [
+        {},
+        {"map": "gradient"},
+        {"map": "search"},
+        {"head": 1},
+        {"unsaid": [(5, 11)], "without": [(0, 0, 1, 0.5)]},
+        {"text": 'what\'s "the" ball.png'},
+        {"model": "hard"},
+        {"model": "boxes", "text": "the red ball\nwhat colour", "query": "red", "map": "rollout"},
+        {"model": "boxes", "boxes": [(0, 0, 0.5, 1), (0.5, 0, 1, 1)]},
+        {"model": "captioner", "text": None},
+    ],
+    ids=lambda changes: "-".join(changes) or "plain",
 )
 def test_the_code_that_is_shown_shows_the_same(
-    demo: Path, tmp_path: Path, ask, monkeypatch, changes: dict
+    demo: Path, kinds: Path, tmp_path: Path, ask, monkeypatch, changes: dict
 ):
     asked = Question(**ask(**changes))
-    lines = code(str(demo / "soft"), asked)
-    assert len(lines.splitlines()) <= 6
+    run = (demo if asked.model == "soft" else kinds) / asked.model
+    lines = code(str(run), asked)
+    assert len(lines.splitlines()) == 5
     Image.fromarray(PHOTO).save(tmp_path / "photo.png")
     (tmp_path / "shown.py").write_text(lines)
     monkeypatch.chdir(tmp_path)
     seen = runpy.run_path("shown.py")["seen"]
     assert "overt look" in (tmp_path / "view.html").read_text()
-    found = reply(open_model(demo / "soft" / "model"), "soft", asked)
-    assert [one["title"] for one in found["view"]["panels"]] == [one.title for one in seen.panels]
-    assert found["answers"][0]["name"] == seen.answers[0][0]
+    found = reply(open_model(run / "model"), asked.model, asked)
+    assert len(seen.panels) == len(found["view"]["panels"]) > 0
+    for shown, panel, choice in zip(
+        found["view"]["panels"], seen.panels, seen.choices, strict=True
+    ):
+        sent = np.frombuffer(base64.b64decode(shown["weights"]), "<f2")
+        made = panel.attention.weights[0].numpy().clip(0, 65504).astype("<f2")
+        assert shown["title"] == panel.title and (sent == made.flatten()).all()
+        start = shown["start"]
+        assert (start["layer"], start["head"], start["query"]) == (
+            *(choice.layer, choice.head, choice.query),
+        )
+    assert [one["name"] for one in found["answers"]] == [name for name, _ in seen.answers]
+
+
+def test_hard_maps_and_boxes_are_told_to_the_page(kinds: Path, ask):
+    shelf = Shelf(offer([str(kinds)]))
+    [hard] = reply(shelf.subject("hard"), "x", Question(**ask(model="hard")))["view"]["panels"]
+    assert hard["hard"] and "5 of 8 x 8 cells are kept" in hard["about"]
+    [boxes] = reply(shelf.subject("boxes"), "x", Question(**ask(model="boxes")))["view"]["panels"]
+    [block] = boxes["keys"]["blocks"]
+    assert block["kind"] == "boxes" and len(block["boxes"]) == 16 and not boxes["hard"]
+    assert block["boxes"][1] == [0.25, 0, 0.5, 0.25] and block["size"] == [60, 40]
+    asked = Question(**ask(model="captioner", text=None))
+    told = reply(shelf.subject("captioner"), "x", asked)
+    [panel] = told["view"]["panels"]
+    said = [piece for piece, at in panel["queries"]["blocks"][0]["parts"] if at >= 0]
+    assert " ".join(said) == told["answers"][0]["name"]
+
+
+@pytest.mark.parametrize("model", ["hard", "boxes", "captioner"])
+def test_a_picture_of_every_kind_can_be_had(kinds: Path, ask, model: str):
+    shelf = Shelf(offer([str(kinds)]))
+    asked = Question(**ask(model=model, text=None if model == "captioner" else "the red ball"))
+    assert picture(shelf.subject(model), asked).startswith(b"\x89PNG")
 
 
 def test_a_long_text_is_answered_by_one_query(tmp_path: Path, monkeypatch):

@@ -54,9 +54,55 @@ def test_what_a_model_takes_is_known_before_it_is_opened(demo: Path):
     shelf = Shelf(offer([str(demo)]))
     about = shelf.about("soft")
     assert about["reads"] and about["looks"] and about["examples"]
-    assert set(about["maps"]) == {"raw", "gradient", "search"}
+    assert set(about["maps"]) == {"raw", "gradient", "search"} and about["wants"] == "Question"
     with pytest.raises(BadInput, match="there are soft, average"):
         shelf.about("../soft")
+
+
+@pytest.mark.parametrize(
+    ("name", "maps", "boxed", "writes"),
+    [
+        ("hard", {"raw", "gradient", "search"}, False, False),
+        ("boxes", {"raw", "gradient", "rollout"}, True, False),
+        ("captioner", {"raw", "gradient"}, True, True),
+    ],
+)
+def test_every_kind_of_run_says_what_it_takes(kinds: Path, name, maps, boxed, writes):
+    about = Shelf(offer([str(kinds)])).about(name)
+    assert set(about["maps"]) == maps
+    assert (about["boxed"], about["writes"], about["looks"]) == (boxed, writes, True)
+
+
+def test_the_captions_of_an_example_are_no_question(kinds: Path):
+    shelf = Shelf(offer([str(kinds)]))
+    assert shelf.examples("captioner")[0]["text"] is None
+    [one] = shelf.examples("boxes")
+    assert one["text"] == "the red ball / what colour" and one["truth"] == "first"
+    assert shelf.examples("hard")[0]["truth"] is None  # no answer of this network is called so
+
+
+def test_a_run_that_cannot_be_asked_says_why(kinds: Path, tmp_path: Path):
+    import shutil
+
+    from overt import files
+    from overt.recipes.spoken import Mute, beside
+
+    shutil.copytree(kinds / "captioner", tmp_path / "run")
+    told = beside(Mute("it looks at regions of a detector, which is no part of overt"))
+    files.write_json(tmp_path / "run" / "model" / "spoken.json", told["spoken.json"])
+    with pytest.raises(BadInput, match="regions of a detector"):
+        offer([str(tmp_path / "run")])
+    shutil.copytree(kinds / "hard", tmp_path / "hard")
+    assert [one.name for one in offer([str(tmp_path)])] == ["hard"]  # the others of a folder can
+
+
+@pytest.mark.parametrize(
+    ("name", "reads", "looks"), [("bert", True, False), ("vit", False, True), ("clip", True, True)]
+)
+def test_what_models_of_others_take_is_told_by_their_files(tmp_path: Path, name, reads, looks):
+    shelf = Shelf(offer([str(foreign.Shelf(tmp_path)[name])]))
+    about = shelf.about(shelf.names[0])
+    assert (about["reads"], about["looks"]) == (reads, looks)
 
 
 def test_examples_are_those_of_the_run(demo: Path):

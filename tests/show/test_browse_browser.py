@@ -60,7 +60,7 @@ def page(tmp_path: Path, open_page: Open) -> "sync_api.Page":
 
 def test_it_opens_at_the_choice(page: "sync_api.Page") -> None:
     now = page.locator(".now")
-    assert now.inner_text().startswith("class looks most at image 0,0 0.780")
+    assert now.inner_text().startswith("“class” looks most at row 1, column 1 (78 %)")
     assert "layer 0, head 0" in now.inner_text()
     assert near(hottest(page), 0, 0)
     assert page.locator(".told").inner_text().endswith("94.0 % of the weight is on this picture")
@@ -75,10 +75,14 @@ def test_pointing_at_a_cell_shows_where_it_looks_and_leaving_goes_back(
     box = picture.bounding_box()
     assert box
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
-    assert page.locator(".now").inner_text().startswith("image 1,1 looks most at image 1,2 0.780")
+    assert (
+        page.locator(".now")
+        .inner_text()
+        .startswith("row 2, column 2 looks most at row 2, column 3 (78 %)")
+    )
     assert near(hottest(page), 2, 1)
     page.mouse.move(box["x"] + 0.05 * box["width"], box["y"] + 5)  # what the model never saw
-    assert page.locator(".now").inner_text().startswith("class looks")
+    assert page.locator(".now").inner_text().startswith("“class” looks")
 
 
 def test_a_click_stays_and_arrow_keys_move_on(page: "sync_api.Page") -> None:
@@ -87,19 +91,19 @@ def test_a_click_stays_and_arrow_keys_move_on(page: "sync_api.Page") -> None:
     assert box
     picture.click(position={"x": 0.3 * box["width"], "y": 0.5 * box["height"]})
     page.mouse.move(5, 5)
-    assert page.locator(".now").inner_text().startswith("image 1,0 looks")
+    assert page.locator(".now").inner_text().startswith("row 2, column 1 looks")
     picture.press("ArrowDown")
     picture.press("ArrowRight")
     picture.press("ArrowRight")
     picture.press("ArrowRight")
-    assert page.locator(".now").inner_text().startswith("image 2,2 looks most at a 0.780")
-    assert page.locator(".token", has_text="a").first.get_attribute("title") == "a: 0.780"
+    assert page.locator(".now").inner_text().startswith("row 3, column 3 looks most at “a” (78 %)")
+    assert page.locator(".token", has_text="a").first.get_attribute("title") == "a: 78 %"
 
 
 def test_words_are_chosen_and_marked(page: "sync_api.Page") -> None:
     page.locator(".text .token").nth(0).click()
     page.mouse.move(5, 5)
-    assert page.locator(".now").inner_text().startswith("a looks most at dog 0.780")
+    assert page.locator(".now").inner_text().startswith("“a” looks most at “dog” (78 %)")
     marks = page.locator(".text .token").evaluate_all(
         "all => all.map(t => getComputedStyle(t).backgroundColor)"
     )
@@ -149,16 +153,16 @@ def test_text_alone_has_a_table_that_can_be_pointed_at(tmp_path: Path, open_page
     page = open_page(save(tmp_path / "words.html", [made]))
     assert page.locator("canvas.tiles").count() == 0
     page.locator("canvas.table").click(position={"x": 100, "y": 92 + 27})
-    assert page.locator(".now").inner_text().startswith("dog looks most at dog 0.700")
+    assert page.locator(".now").inner_text().startswith("“dog” looks most at “dog” (70 %)")
 
 
 def test_cross_attention_has_two_sides(tmp_path: Path, open_page: Open) -> None:
     whole = seeing().attention
     made = panel(whole.block("text", "image"), "across", photos={"image": PHOTO})
     page = open_page(save(tmp_path / "cross.html", [made], [Choice(0, 0, 0)]))
-    assert page.locator("h3").all_inner_texts()[:2] == ["Looking from", "Looking at"]
+    assert page.locator("h3").all_inner_texts()[:2] == ["Click a word", "to see where it looks"]
     page.locator(".token", has_text="dog").click()
-    assert page.locator(".now").inner_text().startswith("dog looks most at image")
+    assert page.locator(".now").inner_text().startswith("“dog” looks most at row")
 
 
 def test_it_fits_a_phone_and_the_dark(tmp_path: Path, open_page: Open) -> None:
