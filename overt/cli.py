@@ -95,11 +95,15 @@ Rows = Annotated[
 # The commands
 
 
+def _say_version() -> None:
+    from overt import __version__
+
+    print(f"overt {__version__}")
+
+
 def _version(wanted: bool) -> bool:
     if wanted:
-        from overt import __version__
-
-        print(f"overt {__version__}")
+        _say_version()
         raise typer.Exit()
     return wanted
 
@@ -770,6 +774,12 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _invoke(given: list[str]) -> int:
+    if given == ["--version"]:  # to read words takes typer longer than this takes, and than `list`
+        _say_version()
+        return 0
+    if given == ["list"]:
+        list_()
+        return 0
     command = typer.main.get_command(app)
     try:
         result = command.main(given, prog_name="overt", standalone_mode=False, obj=given)
