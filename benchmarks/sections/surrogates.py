@@ -163,18 +163,18 @@ def our_masks(cells: int, size: int, key: np.ndarray) -> Tensor:
 class Case:
     """A head, and images that it finds neither easy nor impossible."""
 
-    def __init__(self, images: int, device: str) -> None:
+    def __init__(self, images: int, device: str, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model = Hops().eval().to(device)
+        self.model = Hops().eval().to(device, dtype)
         features = 3 * torch.randn(images, 1 + CELLS, WIDTH)  # every cell says something else
         ids = tuple(f"image-{row}" for row in range(images))
         none = torch.zeros(images, dtype=torch.long)
-        self.batch = Batch(ids, features=features, labels=none).to(device)
+        self.batch = Batch(ids, features=features.to(dtype), labels=none).to(device)
         with torch.no_grad():  # answers of middling chance: some masks help and some hurt
             order = self.model.decide(self.model.encode(self.batch)).prediction.argsort(dim=-1)
         self.batch = replace(self.batch, labels=order[:, ANSWERS // 2])
-        self.chunk = CHUNK if device == "cpu" else 32768
+        self.chunk = CHUNK if device == "cpu" else 8192
 
     def ours(self, masks: Any, find: Callable[..., Any] = search) -> Callable[[], Any]:
         """A search of the library."""
@@ -318,17 +318,13 @@ def rate(setting: Setting, report: Report) -> None:
         report.add(needs(what, at_least(RATE, "cuda")))
         return
     images = setting.some(512, 8)
-    case = Case(images, setting.device)
-    run = case.ours(Grids(MASKS, grid=(3, 3)))
-    times = race({"search": run, "again": run}, setting.rounds, timer(setting.device))
-    found = times.of("search")
-    value = _inverse(images, found)
-    goal = at_least(RATE, "cuda")
-    report.add(Row(what, "search", "", "images / s", value, goal, found))
-
-
-def _inverse(many: int, taken: Spread) -> Spread:
-    return Spread(many / taken.median, many / taken.high, many / taken.low)
+    for dtype in (torch.float32, torch.bfloat16):
+        case = Case(images, setting.device, dtype)
+        run = case.ours(Grids(MASKS, grid=(3, 3)))
+        found = race({"search": run}, setting.rounds, timer(setting.device)).of("search")
+        value = Spread(images / found.median, images / found.high, images / found.low)
+        told = f"{what}, {str(dtype).removeprefix('torch.')}"
+        report.add(Row(told, "search", "", "images / s", value, at_least(RATE, "cuda"), found))
 
 
 # --- one cell after the other
