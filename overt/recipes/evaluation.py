@@ -22,6 +22,7 @@ from overt.show.sample import Sample
 
 SHOWN_A_GROUP = 3
 SHOWN = 24  # at least, where there are so many
+REGIONS = (16, 16)  # the grid on which regions are drawn
 CONTRAST_SEED = 20
 
 DELETION = Measure("deletion", "probability", True, -1.0, 1.0)
@@ -324,6 +325,30 @@ def _picture(batch: Batch, output: Output, row: int) -> dict[str, Any]:
                 if truth.sum() > 0:
                     found["truth_cells"] = truth.reshape(span.shape).cpu().numpy()
     return found
+
+
+def on_photo(batch: Batch, row: int, weights: Tensor) -> np.ndarray:
+    """Weights of regions (columns) on a grid over the photo, a picture for each row of them.
+
+    What a region has is spread evenly over its box.
+    """
+    geometry = batch.sample_geometry
+    assert geometry is not None and batch.boxes is not None
+    boxes = batch.boxes[row : row + 1].cpu()
+    cover = geometry.to("cpu")[row].cover_boxes(boxes, REGIONS)[0]
+    share = cover / cover.sum(dim=-1, keepdim=True).clamp_min(1e-9)
+    weights = weights.detach().float().cpu()
+    return (weights @ share.to(weights)).reshape(-1, *REGIONS).numpy()
+
+
+def regions_of(batch: Batch, row: int) -> np.ndarray | None:
+    """The boxes of the regions that a sample has, or None."""
+    if batch.boxes is None:
+        return None
+    there = (
+        batch.boxes[row] if batch.region_mask is None else batch.boxes[row][batch.region_mask[row]]
+    )
+    return there.float().cpu().numpy()
 
 
 def _shown(batch: Batch, image: int, size: tuple[int, int]) -> PixelGeometry | None:

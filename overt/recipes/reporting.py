@@ -35,7 +35,9 @@ class Scored:
     why: str = ""
 
 
-def scored(experiment: Experiment, out: Path, wanted: int, flops: float, seed: int) -> Scored:
+def scored(
+    experiment: Experiment, out: Path, wanted: int, flops: float, seed: int, name: str = ""
+) -> Scored:
     """Write the scorecard of about `wanted` test samples to `out / "scorecard"`.
 
     Of a network so large that it would take longer than `OPERATIONS`, fewer samples are asked, as
@@ -62,6 +64,7 @@ def scored(experiment: Experiment, out: Path, wanted: int, flops: float, seed: i
                 experiment.model,
                 data,
                 MEASURES,
+                name=name or None,
                 seed=seed,
                 limit=items,
                 portion=max(1, 32 // max(1, each)),

@@ -151,7 +151,8 @@ def _go(
         files.write_arrays(out / "elsewhere.npz", dict(evaluation.elsewhere))
     if evaluation.gallery:
         save_gallery(out / "gallery", evaluation.gallery)
-    asked = reporting.scored(experiment, out, recipe.train.card, results["flops"], context.seed)
+    count, flops = recipe.train.card, results["flops"]
+    asked = reporting.scored(experiment, out, count, flops, context.seed, results["title"])
     results["scorecard"] = reporting.told(asked)
     files.write_json(out / "results.json", results)
     report(out / "report.html", [out])

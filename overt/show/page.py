@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from overt import files
-from overt.show.cards import gallery, scale_css, under_css
+from overt.measure.scorecards.card import Difference, Scorecard
+from overt.show.cards import gallery, palette, scale_css, under_css
 from overt.show.curves import COLOURS, curves, from_log
+from overt.show.layers import change_css
 from overt.show.run import Run, read_runs
-from overt.show.table import columns, duration, groups, large, number, size
+from overt.show.scores import Part, parts_of
+from overt.show.summary import compared, summary
+from overt.show.table import columns, decimals, duration, groups, large, number, size, titled
+from overt.show.template import POLICY, filled
+from overt.show.versus import Versus, verdict, versus
 
-POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "base-uri 'none'; form-action 'none'"
-)
+__all__ = ["POLICY", "flat", "render", "report"]
+
+OPEN = 12  # rows of the table of one run that are seen at once
 _ORDER = (
     "how well the order of the cells by attention follows their order by evidence; "
     "1 is the same order, 0 no relation."
@@ -29,6 +34,12 @@ _MEANINGS = {
     "rank": _ORDER,
     "spearman": _ORDER,
     "seconds": "the time the training took.",
+    "deletion": (
+        "how much more the probability of the answer falls when the attended half is removed than "
+        "when as much is removed at random; 0 is no more."
+    ),
+    "flips": "how many more answers change when the attended half is removed than at random.",
+    "entropy": "how wide the attention is spread; 0 is one place alone.",
 }
 
 
@@ -36,7 +47,8 @@ def report(out: Path, runs: Sequence[Path], most: int = 64) -> Path:
     """Write the page about these run folders to `out`, an .html file or a folder; return its path.
 
     The gallery shows at most `most` samples; 64 of them stay under 5 MB. What a run lacks is said
-    in a sentence on the page; a folder that is no run raises `BadInput`.
+    in a sentence on the page; a folder that is no run raises `BadInput`, and so do several runs
+    that were tested on other samples.
     """
     page = render(read_runs(runs), most)
     target = out if out.suffix.lower() in {".html", ".htm"} else out / "report.html"
@@ -46,34 +58,93 @@ def report(out: Path, runs: Sequence[Path], most: int = 64) -> Path:
 
 def render(runs: Sequence[Run], most: int = 64) -> str:
     """The page about these runs as text."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("overt.show", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     results = [run.results for run in runs]
     shown = columns(results)
     charts = from_log({run.name: run.log for run in runs})
-    page = environment.get_template("report.html.jinja").render(
-        policy=POLICY,
+    pairs = versus(runs)
+    return filled(
+        "report.html.jinja",
         title=_title(runs),
         lead=_lead(runs),
+        said=summary(runs[0]) if len(runs) == 1 else compared(runs, pairs),
         runs=[_about(run) for run in runs],
         colours=COLOURS,
         columns=shown,
+        open=OPEN,
         meanings=_explained([column.title for column in shown]),
         sources=_sources(runs),
+        pairs=[_paired(runs, pair) for pair in pairs],
+        scored=[_scored(number, run) for number, run in enumerate(runs)],
         groups=groups(results),
         charts=[curves(lines, title) for title, lines in charts.items()],
         gallery=gallery([run.gallery for run in runs], most),
+        palette=palette(),
         scale=scale_css(),
         under=under_css(),
+        change=change_css(),
     )
-    return page.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One run less another, ready to print; `note` says of which samples."""
+
+    first: int
+    second: int
+    note: str
+    lines: tuple[Mapping[str, str], ...]
+
+
+def _paired(runs: Sequence[Run], pair: Versus) -> Paired:
+    a, b = pair.sizes
+    if pair.n == a == b:
+        note = f"All {pair.n:,} test samples are the same."
+    else:
+        note = f"Compared on the {pair.n:,} samples that both have, of {a:,} and {b:,}."
+    if pair.first_alone is not None and pair.second_alone is not None:
+        note += f" Only {runs[pair.first].name} is right on {pair.first_alone:,} of them, only "
+        note += f"{runs[pair.second].name} on {pair.second_alone:,}."
+    if not pair.clustered:
+        note += " The runs do not say which samples share an image: each was drawn by itself."
+    return Paired(pair.first, pair.second, note, tuple(map(_line, pair.differences)))
+
+
+def _line(one: Difference) -> dict[str, str]:
+    digits = decimals([one.low, one.high])
+    return {
+        "measure": titled(one.key),
+        "arrow": {"higher": "↑", "lower": "↓"}.get(one.direction, ""),
+        "n": f"{one.n:,}",
+        "mean": ("+" if one.mean > 0 else "") + number(one.mean, digits),
+        "interval": f"{number(one.low, digits)} to {number(one.high, digits)}",
+        "p": _chance(one.p),
+        "holm": _chance(one.holm),
+        "effect": number(one.effect, 2),
+        "verdict": verdict(one),
+        "sign": one.verdict,
+    }
+
+
+def _chance(p: float) -> str:
+    return "–" if p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scorecard of one run, ready to print, or the sentence that says why there is none."""
+
+    run: int
+    card: Scorecard | None
+    parts: tuple[Part, ...]
+    why: str
+
+
+def _scored(number: int, run: Run) -> Scored:
+    if run.card is not None:
+        return Scored(number, run.card, tuple(parts_of(run.card)), "")
+    said = run.results.get("scorecard")
+    why = str(said.get("why") or "") if isinstance(said, Mapping) else ""
+    return Scored(number, None, (), why or "the run has none")
 
 
 @dataclass(frozen=True)
@@ -199,7 +270,7 @@ def _lead(runs: Sequence[Run]) -> str:
     tested = [entry for entry in data if entry[1] == "test"] or data[-1:]
     said = list(
         dict.fromkeys(
-            f"{name}" + (f" ({split}, n = {n})" if split and n else "")
+            f"{name}" + (f" ({split}, {n} items)" if split and n else "")
             for name, split, n, _ in tested
         )
     )

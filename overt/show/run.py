@@ -5,12 +5,15 @@ A page about runs must open for the run that failed too, so what is missing beco
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from overt import files
 from overt.errors import BadInput, Damaged
+from overt.measure.scorecards.card import Scorecard
 from overt.show.sample import Sample, load_gallery
 
 _UNFINISHED = {
@@ -22,7 +25,10 @@ _UNFINISHED = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. `notes` are sentences on what is missing or cannot be read."""
+    """What a run left behind. `notes` are sentences on what is missing or cannot be read.
+
+    `samples` are its numbers of each test sample by measure, and `card` its scorecard, if any.
+    """
 
     folder: Path
     name: str
@@ -30,6 +36,8 @@ class Run:
     log: tuple[Mapping[str, Any], ...]
     gallery: tuple[Sample, ...]
     notes: tuple[str, ...]
+    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    card: Scorecard | None = None
 
     @property
     def status(self) -> str:
@@ -63,7 +71,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     for path, (results, notes), name in zip(paths, parts, _apart(titles, paths), strict=True):
         log, on_log = _log(path)
         gallery, on_gallery = _gallery(path)
-        runs.append(Run(path, name, results, log, gallery, (*notes, *on_log, *on_gallery)))
+        samples, on_samples = _samples(path)
+        card, on_card = _card(path)
+        said = (*notes, *on_log, *on_gallery, *on_samples, *on_card)
+        runs.append(Run(path, name, results, log, gallery, said, samples, card))
     return runs
 
 
@@ -132,3 +143,29 @@ def _gallery(folder: Path) -> tuple[tuple[Sample, ...], list[str]]:
         return tuple(load_gallery(folder / "gallery")), []
     except Damaged as error:
         return (), [f"has a gallery that cannot be read: {error}"]
+
+
+def _samples(folder: Path) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """One number a sample by measure; a run that has not ended has none, and that is no wonder."""
+    path = folder / "samples.npz"
+    if not path.exists():
+        return {}, []
+    try:
+        found = files.read_arrays(path)
+    except Damaged as error:
+        return {}, [f"has numbers of samples that cannot be read: {error}"]
+    lengths = {array.shape for array in found.values()}
+    if "id" not in found or len(lengths) != 1 or found["id"].ndim != 1:
+        return {}, [f"has numbers of samples that cannot be read: {path} has no row for each id."]
+    return found, []
+
+
+def _card(folder: Path) -> tuple[Scorecard | None, list[str]]:
+    place = folder / "scorecard"
+    if not place.exists():
+        return None, []
+    try:
+        files.verify(place)
+        return Scorecard.load(place), []
+    except (BadInput, Damaged) as error:
+        return None, [f"has a scorecard that cannot be read: {error}"]

@@ -19,7 +19,7 @@ from overt.errors import Damaged
 from overt.geometry import PixelGeometry
 
 SCHEMA = 1
-_ARRAYS = ("cells", "truth_cells", "spans", "word_weights")
+_ARRAYS = ("cells", "truth_cells", "spans", "word_weights", "word_cells", "answer_cells", "boxes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,9 @@ class Sample:
     much of each cell is evidence. `word_weights` are the attention on the words whose characters
     in `text` are `spans`. `scores` are measures of this sample, such as pointing and mass. `levels`
     are more maps of the same model by name, each with a grid of its own over the same photo.
+    `word_cells` are maps of the words in `spans`, where each word looks, and `answer_cells` those
+    of the words of the prediction. `boxes` are the regions that the model chose among, in pixels of
+    the photo: left, top, right, bottom.
     """
 
     id: str
@@ -47,6 +50,9 @@ class Sample:
     truth_cells: Float[np.ndarray, "r c"] | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     levels: Mapping[str, Float[np.ndarray, "_ _"]] = field(default_factory=dict)
+    word_cells: Float[np.ndarray, "n r2 c2"] | None = None
+    answer_cells: Float[np.ndarray, "m r3 c3"] | None = None
+    boxes: Float[np.ndarray, "o 4"] | None = None
 
     def __post_init__(self) -> None:
         if self.geometry is not None:
@@ -64,6 +70,12 @@ class Sample:
         spans = 0 if self.spans is None else len(self.spans)
         if words and words != spans:
             raise ValueError(f"sample {self.id!r} has {words} word weights for {spans} spans")
+        for maps, count, what in (
+            (self.word_cells, spans, "spans"),
+            (self.answer_cells, len(self.prediction.split()), "words of its answer"),
+        ):
+            if maps is not None and len(maps) != count:
+                raise ValueError(f"sample {self.id!r} has {len(maps)} maps for {count} {what}")
 
     @property
     def right(self) -> bool | None:

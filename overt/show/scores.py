@@ -12,8 +12,8 @@ from overt import files
 from overt.measure.scorecards.card import MODEL, Difference, Scorecard
 from overt.measure.scorecards.entries import Question
 from overt.measure.statistics import Interval
-from overt.show.page import POLICY
 from overt.show.table import decimals, duration, number
+from overt.show.template import filled
 
 WIDTH, HEIGHT, EDGE = 150, 30, 8  # of the drawing in a line
 _VERDICTS = {"better": "beaten", "worse": "beats it", "": "no difference shown"}
@@ -65,21 +65,11 @@ def scores_page(
 
 def render(card: Scorecard, other: Scorecard | None = None, command: str = "") -> str:
     """The page as text."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("overt.show", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    against = {name: {one.key: one for one in card.against(name)} for name in card.maps[1:]}
     gaps = () if other is None else card.compare(other)
-    parts = list(_parts(card, against))
+    parts = parts_of(card)
     first = {part.name: at for at, part in reversed(list(enumerate(parts)))}
-    page = environment.get_template("scores.html.jinja").render(
-        policy=POLICY,
+    return filled(
+        "scores.html.jinja",
         title=card.name if other is None else f"{card.name} and {other.name}",
         card=card,
         other=other,
@@ -93,7 +83,6 @@ def render(card: Scorecard, other: Scorecard | None = None, command: str = "") -
         took=duration(sum(card.seconds.values())),
         command=command,
     )
-    return page.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
 
 
 def _lead(card: Scorecard) -> str:
@@ -107,7 +96,9 @@ def _lead(card: Scorecard) -> str:
     )
 
 
-def _parts(card: Scorecard, against: Mapping[str, Mapping[str, Difference]]) -> list[Part]:
+def parts_of(card: Scorecard) -> list[Part]:
+    """A card by the questions that its measures answer, ready to print."""
+    against = {name: {one.key: one for one in card.against(name)} for name in card.maps[1:]}
     found = []
     for question in Question:
         named = [one for one in card.measures if one["question"] == question.name.lower()]

@@ -288,6 +288,11 @@ def _interval(entry: Mapping[str, Any], digits: int) -> str:
     return f"{number(low, digits)} to {number(high, digits)}"
 
 
+def task_of(results: Mapping[str, Any]) -> str:
+    """The measure that is a run's task: the first that is not one of attention, or nothing."""
+    return _task(_measures(results, "ours"), _measures(results, "paper"))
+
+
 def _task(ours: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     plain = [
         name for name in (*ours, *paper) if _place(name) == len(_FIRST) and not _is_seconds(name)

@@ -268,7 +268,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(90_000)
         page.on("console", lambda said: wrong.append(said.text) if said.type != "log" else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))

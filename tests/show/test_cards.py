@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,8 @@ from PIL import Image
 
 from overt.geometry import PixelGeometry
 from overt.show import cards
-from overt.show.cards import agreement, gallery, path, scale_css, under_css, where
+from overt.show.cards import agreement, faithfulness, gallery, path, scale_css, under_css, where
+from overt.show.layers import unpacked
 from overt.show.overlay import PLAIN, Style, colour_table, heat, opacities
 from overt.show.sample import Sample
 
@@ -115,11 +117,81 @@ def test_what_is_missing_is_said(samples: Make) -> None:
 
 
 def test_a_gallery_knows_what_it_has_to_explain(samples: Make) -> None:
-    everything = {"heat": True, "outline": True, "words": True, "inside": True, "right": True}
-    everything["levels"] = False
-    assert gallery([samples("soft attention", 1)]).has == everything
+    wanted = {"heat", "outline", "words", "inside", "right", "cells"}
+    has = gallery([samples("soft attention", 1)]).has
+    assert {name for name, there in has.items() if there} == wanted
+    both = gallery([samples("soft attention", 1), samples("truth-supervised", 1)]).has
+    more = {"change", "changed words", "several"}
+    assert {name for name, there in both.items() if there} == wanted | more
     bare = gallery([[Sample(id="a", text="who?", prediction="me")]])
-    assert bare.has == dict.fromkeys(everything, False)
+    assert not any(bare.has.values())
+
+
+def test_numbers_of_a_map_come_back_from_the_page(samples: Make) -> None:
+    (sample,) = samples("soft attention", 1)
+    (view,) = gallery([[sample]]).cards[0].views
+    np.testing.assert_allclose(unpacked(view.cells), sample.cells, atol=sample.cells.max() / 60000)
+    pairs = [pair.split() for pair in view.columns.split(",")]
+    assert len(pairs) == 8 and pairs[0] == ["0", "12.5"] and pairs[-1] == ["87.5", "100"]
+
+
+def test_words_of_a_caption_have_maps_of_their_own() -> None:
+    maps = np.stack([np.eye(4), np.ones((4, 4))]) / 4
+    image = np.zeros((8, 8, 3), np.uint8)
+    boxes = np.array([[0.0, 1.0, 4.0, 8.0]])
+    one = Sample(
+        id="a", image=image, prediction="red dog", answer_cells=maps, cells=maps[0], boxes=boxes
+    )
+    found = gallery([[one]])
+    (view,) = found.cards[0].views
+    assert view.answer.count("data-cells=") == 2 and view.answer.count("<button") == 2
+    assert found.has["word maps"] and found.cards[0].boxes == ((0.0, 1.0, 4.0, 7.0),)
+    first = re.search('data-cells="([^"]*)"', view.answer)
+    assert first is not None
+    np.testing.assert_allclose(unpacked(first[1]), maps[0], atol=1e-5)
+
+
+def test_too_many_words_lose_their_maps_and_not_their_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cards, "CELL_BYTES", 10)
+    maps = np.random.default_rng(0).random((2, 4, 4))
+    text = "a dog"
+    spans = np.array([[0, 1], [2, 5]])
+    image = np.zeros((8, 8, 3), np.uint8)
+    one = Sample(id="a", image=image, text=text, spans=spans, word_cells=maps, cells=maps[0])
+    (view,) = gallery([[one]]).cards[0].views
+    assert view.heat and not view.words and not view.cells and not view.columns
+
+
+def test_hard_attention_is_a_veil_with_sharp_edges() -> None:
+    cells = np.zeros((4, 4))
+    cells[0, :2] = 1
+    one = Sample(id="a", image=np.zeros((64, 64, 3), np.uint8), cells=cells)
+    found = gallery([[one]])
+    (view,) = found.cards[0].views
+    assert view.kept == "kept 2 of 16 cells" and "Hard attention" in view.alt
+    assert found.has["kept"] and not found.has["heat"]
+    veil = np.asarray(decoded(view.heat).convert("RGBA"))[..., 3]
+    clear = np.zeros((96, 96), bool)
+    clear[:24, :48] = True
+    np.testing.assert_array_equal(veil == 0, clear)
+
+
+def test_what_changed_since_the_first_run_is_drawn() -> None:
+    image = np.zeros((16, 16, 3), np.uint8)
+    left, right = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    pair = [[Sample(id="a", image=image, cells=cells)] for cells in (left, right)]
+    first, second = gallery(pair).cards[0].views
+    assert first.change is None and second.change is not None and second.change.most == "2"
+    layer = np.asarray(decoded(second.change.heat).convert("RGBA")).astype(int)
+    assert layer[20, 2, 2] > layer[20, 2, 0] and layer[20, -3, 0] > layer[20, -3, 2]
+
+
+def test_the_score_that_tells_most_of_faithfulness_comes_first() -> None:
+    assert faithfulness({"flips": 0.5, "deletion": 0.2}) == 0.2
+    assert faithfulness({"flips": 0.5, "deletion": math.nan}) == 0.5
+    assert faithfulness({"accuracy": 1.0}) is None
 
 
 def test_outlines_are_paths_in_pixels_of_the_photo() -> None:

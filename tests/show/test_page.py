@@ -67,7 +67,7 @@ def test_the_page_says_what_was_run_and_how_it_went(tmp_path: Path, three_runs: 
     assert path == tmp_path / "page.html"
     for said in (
         "No attention, soft attention and truth-supervised",
-        "scenes (test, n = 2,000)",
+        "scenes (test, 2,000 items)",
         "overt run scenes.soft_attention --out runs/demo --seed 0",
         "9f2c9f2c9f2c",
         "5b35ec9d0c3f",
@@ -166,7 +166,7 @@ def test_an_unfinished_run_says_so_in_a_sentence(
     assert "soft attention has not ended: it is still going, or was killed" in text
     assert "; it has no gallery, so none of its samples are shown." in text
     assert (
-        "One run of scenes.soft_attention, measured on scenes (test, n = 2,000), not finished."
+        "One run of scenes.soft_attention, measured on scenes (test, 2,000 items), not finished."
         in text
     )
 
@@ -217,7 +217,9 @@ def test_64_samples_of_three_runs_stay_under_5_megabytes(tmp_path: Path) -> None
         folders.append(folder)
     path = report(tmp_path / "page.html", folders)
     assert path.stat().st_size < 5_000_000
-    assert Reader(path.read_text()).count("img", "heat") == 192
+    page = Reader(path.read_text())
+    assert page.count("img", "heat") == 192 + 128  # and what changed since the first run
+    assert sum("data-cells" in about for _, about in page.tags) == 192
 
 
 def test_more_samples_than_fit_are_counted(tmp_path: Path, run_folder: Callable[..., Path]) -> None:

@@ -33,17 +33,17 @@ def test_images_words_and_curves_are_there(
 ) -> None:
     page = open_page(report(tmp_path / "page.html", three_runs))
     heats = page.locator("img.heat")
-    assert heats.count() == 16
+    assert heats.count() == 16 and page.locator(".view img.heat").count() == 16
     assert heats.evaluate_all("all => all.every(i => i.complete && i.naturalWidth > 0 && i.alt)")
     boxes = page.locator(".frame").evaluate_all(
         "all => all.map(f => f.getBoundingClientRect()).map(b => [b.width, b.height])"
     )
     assert all(width > 100 and abs(width - height) < 1 for width, height in boxes)
-    word = page.locator(".word", has_text="colour").first
+    word = page.locator("button.word", has_text="colour").first
     assert word.get_attribute("title").startswith("colour: 0.")
     levels = (
         page.locator(".card")
-        .first.locator(".word")
+        .first.locator("button.word")
         .evaluate_all(
             "all => all.map(w => [+w.title.split(': ')[1], +getComputedStyle(w).opacity])"
         )
@@ -193,7 +193,7 @@ def test_a_phone_shows_all_of_it_without_moving_sideways(
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     widths = page.locator(".frame").evaluate_all("all => all.map(f => f.offsetWidth)")
     assert min(widths) > 120
-    sizes = page.locator("p:visible, td:visible, h3:visible").evaluate_all(
+    sizes = page.locator("p:visible, dd:visible, td:visible, h3:visible").evaluate_all(
         "all => all.map(e => parseFloat(getComputedStyle(e).fontSize))"
     )
     assert min(sizes) >= 11

@@ -32,13 +32,17 @@ def test_a_gallery_comes_back_as_it_went_in(
         scores={"mass inside": math.nan, "pointing": 1.0},
         cells=np.eye(3, dtype=np.float32),
         levels={"low, 4x4": np.ones((4, 4), np.float32), "ü": np.eye(2)},
+        prediction="two words",
+        answer_cells=np.arange(8.0).reshape(2, 2, 2),
+        boxes=np.array([[0.0, 1.0, 2.0, 3.0]], np.float32),
     )
     before = [*samples("soft attention", 3), cropped, Sample(id="bare")]
     save_gallery(tmp_path / "gallery", before)
     after = load_gallery(tmp_path / "gallery")
     assert [sample.id for sample in after] == [sample.id for sample in before]
     for a, b in zip(before, after, strict=True):
-        for name in ("image", "spans", "cells", "word_weights", "truth_cells"):
+        arrays = ("word_cells", "answer_cells", "boxes")
+        for name in ("image", "spans", "cells", "word_weights", "truth_cells", *arrays):
             assert same(getattr(a, name), getattr(b, name)), name
         for name in ("text", "group", "prediction", "truth"):
             assert getattr(a, name) == getattr(b, name)
@@ -114,3 +118,10 @@ def test_galleries_of_earlier_versions_have_no_levels(tmp_path: Path) -> None:
         files.write_arrays(new / "arrays.npz", dict(arrays))
     (sample,) = load_gallery(tmp_path / "before")
     assert sample.levels == {} and sample.cells is not None
+
+
+def test_maps_of_words_are_as_many_as_the_words() -> None:
+    with pytest.raises(ValueError, match="2 maps for 0 spans"):
+        Sample(id="a", word_cells=np.zeros((2, 2, 2)))
+    with pytest.raises(ValueError, match="2 maps for 3 words of its answer"):
+        Sample(id="a", prediction="a red dog", answer_cells=np.zeros((2, 2, 2)))

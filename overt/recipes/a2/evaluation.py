@@ -24,7 +24,7 @@ from overt.models.captioning.decoding import Rules, Texts, beam, greedy
 from overt.models.output import Decoder
 from overt.recipes.a2.data import Parts, Pictures, one_each
 from overt.recipes.a2.networks import AlignedCaptioner, Net
-from overt.recipes.evaluation import Noted, noted, valued
+from overt.recipes.evaluation import Noted, noted, on_photo, regions_of, valued
 from overt.recipes.experiment import Evaluation, Value
 from overt.show.sample import Sample
 from overt.supervise.reward import log_probabilities
@@ -33,7 +33,6 @@ BEAMS = 5
 PORTION = 128  # pictures that are described at a time
 ASKED = 64  # pictures whose words are looked into, since removal asks once a region
 SHOWN = 12
-GRID = (16, 16)  # on which regions are drawn
 DRAWS, DRAWN = 500, 7  # of the interval of BLEU and METEOR, and its seed
 
 NAMES = {
@@ -320,7 +319,8 @@ def shown(model: Net, parts: Parts, rules: Rules) -> Iterator[Sample]:
             text=" / ".join(batch.references[row]),
             prediction=" ".join(names),
             cells=grids.mean(axis=0) if len(grids) else None,
-            levels={f"{n + 1} {name}": grids[n] for n, name in enumerate(names)},
+            answer_cells=grids if len(grids) else None,
+            boxes=regions_of(batch, row) if batch.images is not None else None,
         )
 
 
@@ -332,13 +332,8 @@ def _drawn(
     shape = looked.keys.spans[0].shape
     if batch.images is not None and batch.boxes is not None:
         pixels = batch.images[int(batch.image_index[row])].cpu()
-        geometry = batch.sample_geometry
-        assert geometry is not None
-        boxes = batch.boxes[row : row + 1].cpu()
-        cover = geometry.to("cpu")[row].cover_boxes(boxes, GRID)[0]
-        share = cover / cover.sum(dim=-1, keepdim=True).clamp_min(1e-9)
-        grids = (weights @ share.to(weights)).reshape(-1, *GRID)
-        return pixels.permute(1, 2, 0).numpy().astype(np.uint8), grids.numpy()
+        grids = on_photo(batch, row, weights)
+        return pixels.permute(1, 2, 0).numpy().astype(np.uint8), grids
     if parts.photos is None or len(shape) != 2:
         return None, np.zeros((0, 1, 1), np.float32)
     photo = parts.photos.batch([row]).images

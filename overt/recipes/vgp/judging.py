@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from overt import measure
+from overt.attention import AttentionMap
 from overt.data.batch import Batch
 from overt.data.scenes.pairs import Describes
 from overt.measure.grounding import (
@@ -27,14 +28,14 @@ from overt.measure.measured import Measure
 from overt.models.vlbert.downstream import meant
 from overt.models.vlbert.model import Understood, VLBert
 from overt.models.vlbert.phrases import Phrases
-from overt.recipes.evaluation import drawn, valued
+from overt.recipes.evaluation import drawn, on_photo, regions_of, valued
 from overt.recipes.experiment import Evaluation, Value
 from overt.recipes.vgp.held import HeldTexts
 from overt.recipes.vgp.teaching import Links
 from overt.show.sample import Sample
 
 PORTION = 128
-SHOWN = 3  # samples a group, for the gallery
+SHOWN = 8  # samples a group, for the gallery
 LOOKED: dict[str, Callable[..., Tensor]] = {
     "grounding_accuracy": grounding_accuracy,
     "grounding_mass": grounding_mass,
@@ -249,6 +250,30 @@ def gallery(net: VLBert, batch: Batch) -> list[Sample]:
                 confidence=float(sure[row].amax()),
                 scores=known,
                 **drawn(batch, output, row),
+                **_looking(batch, block, row),
             )
         )
+    return found
+
+
+def _looking(batch: Batch, block: AttentionMap, row: int) -> dict[str, Any]:
+    """Where each word looks among the regions, the mean of all layers and heads, and what is meant.
+
+    The map of the whole is the mean of the words that speak of a region.
+    """
+    if batch.images is None or batch.boxes is None or batch.token_mask is None:
+        return {}
+    assert batch.target is not None
+    there = batch.token_mask[row]
+    weights = block.weights[row].mean(dim=(0, 1))[there]
+    wanted = batch.target.weights[row].mean(dim=(0, 1))[there]
+    speaks = wanted.sum(dim=-1) > 0
+    found: dict[str, Any] = {
+        "word_cells": on_photo(batch, row, weights),
+        "boxes": regions_of(batch, row),
+    }
+    if bool(speaks.any()):
+        found["cells"] = on_photo(batch, row, weights[speaks].mean(dim=0, keepdim=True))[0]
+        truth = on_photo(batch, row, wanted.amax(dim=0, keepdim=True))[0]
+        found["truth_cells"] = (truth > 0).astype(np.float32)
     return found

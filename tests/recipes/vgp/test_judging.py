@@ -60,3 +60,21 @@ def test_the_gallery_shows_a_few_of_each_kind_with_their_words() -> None:
     assert set(kinds) == {"both", "first", "second"}
     assert max(map(kinds.count, kinds)) <= judging.SHOWN
     assert found[0].image is not None and found[0].text
+
+
+def test_the_gallery_knows_where_each_word_looks_and_what_it_means() -> None:
+    batch = small.drawn(4).batch(range(4))
+    net = small.net().eval()
+    found = judging.gallery(net, batch)
+    with torch.no_grad():
+        block = net(batch).seen.block("text", "regions").weights.mean(dim=(1, 2))
+    assert batch.token_mask is not None and batch.boxes is not None and batch.target is not None
+    for row, one in enumerate(found):
+        assert one.word_cells is not None and one.spans is not None and one.cells is not None
+        assert len(one.word_cells) == len(one.spans) and one.boxes.shape[1] == 4
+        sums = one.word_cells.sum(axis=(1, 2))
+        np.testing.assert_allclose(sums, block[row, batch.token_mask[row]].sum(dim=-1), atol=1e-4)
+        wanted = batch.target.weights[row].mean(dim=(0, 1)).sum(dim=0) > 0
+        x0, y0, x1, y1 = batch.boxes[row][wanted][0].tolist()
+        middle = int((y0 + y1) / 2 / 32 * 16), int((x0 + x1) / 2 / 32 * 16)
+        assert one.truth_cells is not None and one.truth_cells[middle] > 0
