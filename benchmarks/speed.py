@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,18 +28,25 @@ import sections
 from sections.report import Report, Setting, machine, peers, plain, table, tally
 
 
-def measured(names: list[str], setting: Setting) -> tuple[dict[str, Report], dict[str, str]]:
-    """What each section found, and the errors of those that did not come to their end."""
+def measured(
+    names: list[str], setting: Setting, write: Callable[[dict[str, Report], dict[str, str]], None]
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """What each section found, and the errors of those that did not come to their end.
+
+    All so far is written after each of them: a machine that is taken away takes one section along.
+    """
     found: dict[str, Report] = {}
     broken: dict[str, str] = {}
     for name in names:
         begun = time.perf_counter()
         print(f"{name} ...", end=" ", flush=True)
         try:
-            found[name] = sections.section(name)(setting)
+            one = sections.section(name)(setting)
+            found[name] = without_goals(one) if setting.quick else one
         except Exception as error:  # the others are still worth their time
             traceback.print_exc()
             broken[name] = f"{type(error).__name__}: {error}"
+        write(found, broken)
         print(f"{time.perf_counter() - begun:.0f} s", flush=True)
     return found, broken
 
@@ -79,16 +87,18 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     rounds = min(given.rounds, 2) if given.quick else given.rounds
     setting = Setting(given.device, rounds, given.quick)
-    found, broken = measured(given.only, setting)
-    if given.quick:
-        found = {name: without_goals(one) for name, one in found.items()}
-    named = {sections.NAMES[name]: one for name, one in found.items()}
-    print("", table(named), "", sep="\n")
-    report = report_of(words, setting, found, broken)
-    print(", ".join(f"{count} goals {what}" for what, count in report["goals"].items()))
+
+    def write(found: dict[str, Report], broken: dict[str, str]) -> None:
+        if given.out is not None:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            report = report_of(words, setting, found, broken)
+            given.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    found, broken = measured(given.only, setting, write)
+    print("", table({sections.NAMES[name]: one for name, one in found.items()}), "", sep="\n")
+    goals = tally([row for one in found.values() for row in one.rows])
+    print(", ".join(f"{count} goals {what}" for what, count in goals.items()))
     if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
         print(f"wrote {given.out}")
     for name, why in broken.items():
         print(f"{name} did not come to its end: {why}", file=sys.stderr)
