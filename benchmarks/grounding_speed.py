@@ -26,7 +26,7 @@ from torch import Tensor
 from overt import watch
 from overt.attention import AttentionMap, Kind, Layout, Span, regions, words
 from overt.capture.call import Call, Projected, Route, default_scale
-from overt.capture.products import Tap
+from overt.capture.products import tap
 from overt.capture.seen import Seen
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry
@@ -34,7 +34,7 @@ from overt.models.vlbert.encoder import SelfAttention
 from overt.models.vlbert.model import Classify, VLBert, VLSizes
 from overt.models.vlbert.regions import GivenRegions
 from overt.supervise import Loss, classification
-from overt.supervise.grounding import direct, rolled, rolled_rows, to_regions, within
+from overt.supervise.grounding import Aims, aims, direct, rolled, rolled_rows, to_regions, within
 from overt.supervise.heads import of_layers, on_heads
 
 GROUNDED = 12  # tokens a sample
@@ -80,8 +80,16 @@ def net() -> VLBert:
     return VLBert(sizes, GivenRegions(256), Classify(WIDTH, 3, 0.0))
 
 
-def supervised() -> dict[str, Callable[[VLBert, Batch], Tensor]]:
-    """The loss of one step, by the name of the variant."""
+def in_the_step(batch: Batch) -> Aims:
+    """The rows of the truth, found in the step itself; its price is part of what is measured."""
+    assert batch.target is not None
+    return aims(batch.target)
+
+
+def supervised(
+    aimed: Callable[[Batch], Aims] = in_the_step,
+) -> dict[str, Callable[[VLBert, Batch], Tensor]]:
+    """The loss of one step, by the name of the variant; `aimed` says which rows are supervised."""
 
     def step(attend: Callable[[object, Batch], Losses]) -> Callable[[VLBert, Batch], Tensor]:
         def loss(model: VLBert, batch: Batch) -> Tensor:
@@ -100,12 +108,12 @@ def supervised() -> dict[str, Callable[[VLBert, Batch], Tensor]]:
             output = model.decide(features)
         assert batch.labels is not None
         task = classification(output.prediction, batch.labels)
-        losses = direct(seen.log_block, batch.target)
+        losses = direct(seen.log_block, aimed(batch))
         return task.mean() + sum(one.mean() for one in losses.values())
 
     return {
         "plain": step(lambda seen, batch: {}),
-        "direct": step(lambda seen, batch: direct(seen.log_block, batch.target)),
+        "direct": step(lambda seen, batch: direct(seen.log_block, aimed(batch))),
         "direct, watched": watched,
         "direct, last layer": step(
             lambda seen, batch: direct(
@@ -210,7 +218,7 @@ def kernel(samples: int, size: int, heads: int = 3, width: int = 64) -> Pair:
 
     def taught() -> None:
         query, key, value = (one * 1 for one in given)
-        taps = Tap(query), Tap(key)
+        taps = tap(query, key)
         y = torch.nn.functional.scaled_dot_product_attention(taps[0].tensor, taps[1].tensor, value)
         source = Projected(query, key, default_scale(query), taps=taps)
         call = Call("kernel", whole, source, Route.SDPA, False, value=value, output=y)

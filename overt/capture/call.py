@@ -51,7 +51,7 @@ class Projected:
     sinks: Float[Tensor, " h"] | None = None
     modify: Modify | None = None
     allow: Allow | None = None
-    taps: tuple[Tap, Tap] | None = None  # of queries and keys, where gradients may be brought
+    taps: tuple[Tap, ...] | None = None  # of queries and keys, where gradients may be brought
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

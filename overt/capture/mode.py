@@ -21,7 +21,7 @@ from overt.capture.axes import four, heads_of
 from overt.capture.call import Projected, Route, default_scale
 from overt.capture.edits import edited, edits_of
 from overt.capture.places import FLEX, HERE
-from overt.capture.products import Tap
+from overt.capture.products import Tap, tap
 from overt.capture.records import Record, remember
 
 _FLEX = torch.ops.higher_order.flex_attention
@@ -42,8 +42,10 @@ class Watching(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return _in_tracing(self, func, args, kwargs)
-        if func not in _ROUTES or not HERE.stack or _in_a_graph():
-            return func(*args, **kwargs)  # what a graph does was seen when it was made
+        if func not in _ROUTES or not HERE.stack or (func in written.PASSING and not HERE.traces):
+            return func(*args, **kwargs)
+        if _in_a_graph():  # what a graph does was seen when it was made
+            return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return attend(HERE.stack[-1], Route.SDPA, *args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -156,12 +158,12 @@ def _unfolded(output: Tensor, shape: tuple[int, ...], heads: int) -> Tensor:
     return output.reshape(shape)
 
 
-def _taps(query: Tensor, key: Tensor) -> tuple[Tap, Tap] | None:
+def _taps(query: Tensor, key: Tensor) -> tuple[Tap, ...] | None:
     """Places for the gradients of a loss on this call, when the model learns."""
     learns = torch.is_grad_enabled() and query.requires_grad and key.requires_grad
     if torch.compiler.is_compiling() or not learns or query.ndim != 4 or _transformed():
         return None
-    return Tap(query), Tap(key)
+    return tap(query, key)
 
 
 def _transformed() -> bool:

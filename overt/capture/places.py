@@ -9,11 +9,13 @@ import re
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from overt.capture import checkpoints
 
@@ -107,15 +109,21 @@ def _leaving(module: nn.Module, inputs: Any, output: Any) -> None:
         return
     if output is None and HERE.watchers:
         HERE.events.add((FAILED, module))
+    if _loose(HERE.events.last.event):
+        _settle(module)
+    if HERE.traces:
+        for at in [at for at, trace in HERE.traces.items() if trace.module is module]:
+            del HERE.traces[at]
+
+
+def _settle(module: nn.Module) -> None:
+    """Say of the last calls of FlexAttention that this module has made them."""
     loose = []
     while HERE.events.last.before is not None and _loose(HERE.events.last.event):
         loose.append((FLEX, module, *HERE.events.last.event[2:]))
         HERE.events.last = HERE.events.last.before
     for event in reversed(loose):
         HERE.events.add(event)
-    if HERE.traces:
-        for at in [at for at, trace in HERE.traces.items() if trace.module is module]:
-            del HERE.traces[at]
 
 
 def _loose(event: Any) -> bool:
@@ -150,32 +158,43 @@ def starting(module: nn.Module, inputs: Any) -> None:
 
 
 _LOCK = threading.Lock()
-_HOOKED: "weakref.WeakKeyDictionary[nn.Module, tuple[int, Any, Any]]" = weakref.WeakKeyDictionary()
+_HOOKED: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary()
+_ENTER, _LEAVE = (
+    RemovableHandle(OrderedDict()).id for _ in range(2)
+)  # keys that no other hook will get
 
 
-def hook(module: nn.Module, attends: bool, compiled: bool = False) -> None:
-    """Have a module say when it is at work. Each module is hooked once, however many watch it.
+def hook(modules: Collection[nn.Module], attending: Collection[nn.Module], compiled: bool) -> None:
+    """Have modules say when they are at work; those `attending` also that they should be seen.
 
-    A module that fails says so too, but not in a compiled model, whose graph would break: there
-    it is taken off the stack when a module around it is done.
+    Each is hooked once, however many watch it. A module that fails says so too, but not in a
+    compiled model, whose graph would break: there it is taken off the stack when a module around it
+    is done. The hooks are put where `register_forward_hook` puts them, under keys of our own: a
+    model has a hundred modules, and each block hooks them anew.
     """
     with _LOCK:
-        count, enter, leave = _HOOKED.get(module, (0, None, None))
-        if not count:
-            enter = module.register_forward_pre_hook(_entering_attention if attends else _entering)
-            leave = module.register_forward_hook(_leaving, always_call=not compiled)
-        _HOOKED[module] = (count + 1, enter, leave)
+        for module in modules:
+            count = _HOOKED.get(module, 0)
+            if not count:
+                entering = _entering_attention if module in attending else _entering
+                module._forward_pre_hooks[_ENTER] = entering
+                module._forward_hooks[_LEAVE] = _leaving
+                if not compiled:
+                    module._forward_hooks_always_called[_LEAVE] = True
+            _HOOKED[module] = count + 1
 
 
-def unhook(module: nn.Module) -> None:
+def unhook(modules: Collection[nn.Module]) -> None:
     """One watcher fewer; the last one takes the hooks away."""
     with _LOCK:
-        count, enter, leave = _HOOKED.pop(module)
-        if count > 1:
-            _HOOKED[module] = (count - 1, enter, leave)
-        else:
-            enter.remove()
-            leave.remove()
+        for module in modules:
+            count = _HOOKED.pop(module)
+            if count > 1:
+                _HOOKED[module] = count - 1
+            else:
+                module._forward_pre_hooks.pop(_ENTER, None)
+                module._forward_hooks.pop(_LEAVE, None)
+                module._forward_hooks_always_called.pop(_LEAVE, None)
 
 
 _ANNOUNCED: "weakref.WeakKeyDictionary[nn.Module, tuple[int, Any]]" = weakref.WeakKeyDictionary()
@@ -242,14 +261,28 @@ def sized_cross(module: nn.Module, shape: tuple[int, int, int, int]) -> bool:
 def worth_a_hook(module: nn.Module) -> bool:
     """Whether attention could be computed in this module's own forward.
 
-    The layers of `torch.nn` that have no children do not attend, and there are many of them. What
-    `torch.compile` puts around a module is at work only when the module is.
+    The layers of `torch.nn` that have no children do not attend, and there are many of them; nor
+    does a forward that names nothing but the module's children. What `torch.compile` puts around a
+    module is at work only when the module is.
     """
     if hasattr(module, "_orig_mod"):
         return False
-    if not type(module).__module__.startswith("torch.nn.modules"):
+    if _ATTENDS.search(type(module).__name__):
         return True
-    return bool(_ATTENDS.search(type(module).__name__)) or next(module.children(), None) is not None
+    if type(module).__module__.startswith("torch.nn.modules"):
+        return next(module.children(), None) is not None
+    return not _only_calls_children(module)
+
+
+def _only_calls_children(module: nn.Module) -> bool:
+    """Whether a forward is arithmetic on what children give: to attend, it would name a function.
+
+    That is read off its code: the names of attributes and globals in it are those of children.
+    """
+    code = getattr(getattr(module.forward, "__func__", None), "__code__", None)
+    if code is None or code.co_freevars or any(hasattr(one, "co_code") for one in code.co_consts):
+        return False
+    return module._modules.keys() >= set(code.co_names)
 
 
 def is_compiled(model: nn.Module) -> bool:

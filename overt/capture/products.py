@@ -35,51 +35,57 @@ class Tap:
     has made, and no tensor of zeros is made at all.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self) -> None:
         self.parts: list[tuple[int, Index, Part]] = []
-        self.tensor: Tensor = _Tapped.apply(tensor, self)
+        self.tensor: Tensor = torch.empty(0)
 
     def bring(self, index: Index, part: Part) -> None:
         """The gradient of some rows, for the backward pass that is under way."""
         self.parts.append((torch._C._current_graph_task_id(), index, part))
 
-    def taken(self) -> list[tuple[Index, Part]]:
-        """What this backward pass has brought; what an earlier one left is forgotten."""
-        return _taken(self.parts)
 
-
-def _taken(parts: list[tuple[int, Index, Part]]) -> list[tuple[Index, Part]]:
-    """What the backward pass under way has brought; the list is empty afterwards."""
-    now = torch._C._current_graph_task_id()
-    found = [(index, part) for task, index, part in parts if task == now]
-    parts.clear()
+def tap(*tensors: Tensor) -> tuple[Tap, ...]:
+    """Taps of tensors whose gradients come together, as those of queries and keys: one node."""
+    found = tuple(Tap() for _ in tensors)
+    for one, tensor in zip(
+        found, _Tapped.apply([one.parts for one in found], *tensors), strict=True
+    ):
+        one.tensor = tensor
     return found
 
 
 class _Tapped(torch.autograd.Function):
-    """The tensor itself; its gradient is what was brought to the tap."""
+    """The tensors themselves; to their gradients is added what was brought to their taps."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, tap: Tap) -> Tensor:
-        """The same values. The graph knows the parts and not the tap, which knows the graph."""
+    def forward(ctx: Any, parts: list[list[Any]], *tensors: Tensor) -> Any:
+        """The same values. The graph knows the parts and not the taps, which know the graph."""
         ctx.set_materialize_grads(False)
-        ctx.parts, ctx.like = tap.parts, (tensor.shape, tensor.dtype, tensor.device)
-        return tensor.view_as(tensor)
+        ctx.parts = parts
+        ctx.like = [(one.shape, one.dtype, one.device) for one in tensors]
+        return tuple(one.view_as(one) for one in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         """The rows in their places, and whatever came along the graph."""
-        shape, dtype, device = ctx.like
-        whole, parts = gradients[0], _taken(ctx.parts)
-        if not parts:
-            return whole, None
-        if whole is None:
-            whole = torch.zeros(shape, dtype=dtype, device=device)
-        elif torch.is_grad_enabled():  # to be differentiated again
-            whole = whole.clone()
-        for index, part in parts:
-            _place(part(), index, whole)
-        return whole, None
+        return None, *map(_with_rows, gradients, ctx.parts, ctx.like)
+
+
+def _with_rows(whole: Tensor | None, brought: list[Any], like: tuple[Any, ...]) -> Tensor | None:
+    """A gradient with the rows that this backward pass has brought; what an earlier left, goes."""
+    now = torch._C._current_graph_task_id()
+    parts = [(index, part) for task, index, part in brought if task == now]
+    brought.clear()
+    if not parts:
+        return whole
+    if whole is None:
+        shape, dtype, device = like
+        whole = torch.zeros(shape, dtype=dtype, device=device)
+    elif torch.is_grad_enabled():  # to be differentiated again
+        whole = whole.clone()
+    for index, part in parts:
+        _place(part(), index, whole)
+    return whole
 
 
 # --- products and their softmax

@@ -75,7 +75,8 @@ class watch:
         self.within = {inner for module in within for inner in module.modules()}
         listed = attention_modules(self.bare).values()
         self.expected = {module for module in listed if module in self.within}
-        self.hooked = [one for one in self.within if one in self.expected or worth_a_hook(one)]
+        kept = self.expected | {self.bare}
+        self.hooked = [one for one in self.within if one in kept or worth_a_hook(one)]
         self.compiled = is_compiled(model)
         self.crossing: dict[nn.Module, bool] = {}
         self.configs = interface.configs(self.bare)
@@ -150,9 +151,8 @@ class Session:
             HERE.watchers[-1].listens = _listen(HERE.watchers[-1]._cleanup)
 
     def _hook(self, undo: ExitStack) -> None:
-        for module in self.watcher.hooked:
-            hook(module, module in self.watcher.expected, self.watcher.compiled)
-            undo.callback(unhook, module)
+        hook(self.watcher.hooked, self.watcher.expected, self.watcher.compiled)
+        undo.callback(unhook, self.watcher.hooked)
 
     def _leave(self) -> None:
         HERE.watchers.remove(self)

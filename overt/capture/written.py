@@ -39,7 +39,8 @@ _SAME = {
     Tensor.__getitem__,
 }
 _PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum}
-FUNCTIONS = _SOFTMAX | _DROPOUT | _SAME | _PRODUCT
+PASSING = _DROPOUT | _SAME  # of interest only where there is a softmax to follow
+FUNCTIONS = _SOFTMAX | PASSING | _PRODUCT
 
 
 @dataclass(eq=False)

@@ -40,8 +40,40 @@ def test_parts_that_are_only_named_after_attention_do_not_count():
 
     assert looks_like_attention(FusedAttention())
     assert not looks_like_attention(SelfAttentionOutput())
-    assert worth_a_hook(nn.MultiheadAttention(16, 4)) and worth_a_hook(Stack())
+    assert worth_a_hook(nn.MultiheadAttention(16, 4)) and worth_a_hook(FusedAttention())
     assert not worth_a_hook(nn.Linear(2, 2))
+
+
+def test_a_forward_that_only_calls_children_has_no_hook():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.helper = torch.softmax
+
+        def forward(self, x):
+            return x + self.second(self.first(x))
+
+    class Helped(Block):
+        def forward(self, x):
+            return self.helper(self.first(x), -1) @ x
+
+    class Inherits(Block):
+        def forward(self, x):
+            return super().forward(x)
+
+    class Hidden(Block):
+        def forward(self, x):
+            def inside(y):
+                return torch.softmax(y, -1)
+
+            return inside(self.first(x))
+
+    assert not worth_a_hook(Block()) and not worth_a_hook(Stack())
+    assert all(worth_a_hook(kind()) for kind in (Helped, Inherits, Hidden))
+    replaced = Block()
+    replaced.forward = lambda x: torch.softmax(x, -1)
+    assert worth_a_hook(replaced)
 
 
 def test_layers_are_chosen_by_place_and_by_name():
@@ -70,21 +102,23 @@ def test_long_lists_are_cut_short():
 
 def test_a_module_is_hooked_once_however_many_watch_it():
     module = nn.Identity()
-    hook(module, attends=False)
-    hook(module, attends=True)
-    assert len(module._forward_pre_hooks) == len(module._forward_hooks) == 1
-    unhook(module)
-    assert len(module._forward_pre_hooks) == 1
-    unhook(module)
-    assert not module._forward_pre_hooks and not module._forward_hooks
+    own = module.register_forward_hook(lambda *_: None)
+    for attending in ([], [module]):
+        hook([module], attending, compiled=False)
+    assert (len(module._forward_pre_hooks), len(module._forward_hooks)) == (1, 2)
+    unhook([module])
+    assert (len(module._forward_pre_hooks), len(module._forward_hooks)) == (1, 2)
+    unhook([module])
+    assert not module._forward_pre_hooks and list(module._forward_hooks) == [own.id]
+    assert not module._forward_hooks_always_called
 
 
 def test_hooks_are_quiet_when_nobody_watches():
     module = nn.Identity()
-    hook(module, attends=True)
+    hook([module], [module], compiled=False)
     module(torch.zeros(1))
     assert not HERE.stack and not HERE.events.since(None)
-    unhook(module)
+    unhook([module])
 
 
 def test_events_are_read_from_a_mark_on():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from overt.capture import products as module
-from overt.capture.products import ALL, Tap, log_shares, products
+from overt.capture.products import ALL, log_shares, products, tap
 
 INDEXES = {
     "all": ALL,
@@ -97,7 +97,7 @@ def test_taps_bring_the_same_gradients(rows):
     found = []
     for tapped in (True, False):
         middles = [through(one) for one in (*queries, *keys)]
-        given = [Tap(middle) if tapped else middle for middle, _ in middles]
+        given = [tap(middle)[0] if tapped else middle for middle, _ in middles]
         scores = products(given[:3], given[3:], rows, columns)
         loss = scores.sin().sum() + sum(other for _, other in middles)
         found.append(torch.autograd.grad(loss, [*queries, *keys]))
@@ -107,7 +107,7 @@ def test_taps_bring_the_same_gradients(rows):
 
 def test_what_one_backward_pass_leaves_behind_does_not_enter_the_next():
     queries, keys = make(layers=2)
-    taps = [Tap(one * 1) for one in (*queries, *keys)]
+    taps = tap(*(one * 1 for one in (*queries, *keys)))
     loss = products(taps[:2], taps[2:], ALL, ALL).square().sum()
     expected = torch.autograd.grad(loss, [*queries, *keys], retain_graph=True)
     torch.autograd.grad(loss, queries[0], retain_graph=True)  # brings parts that nobody takes
@@ -118,7 +118,7 @@ def test_what_one_backward_pass_leaves_behind_does_not_enter_the_next():
 
 def test_two_blocks_of_one_call_both_count():
     queries, keys = make(layers=1)
-    taps = [Tap(queries[0] * 1), Tap(keys[0] * 1)]
+    taps = tap(queries[0] * 1, keys[0] * 1)
     loss = sum(
         products(taps[:1], taps[1:], rows, ALL).square().sum() for rows in (ALL, slice(0, 2))
     )
@@ -137,7 +137,7 @@ def test_a_tap_before_attention_adds_into_its_gradient(rows):
     rows, columns, found = INDEXES[rows], slice(1, 5), []
     for tapped in (True, False):
         query, key = queries[0] * 2, keys[0] * 2
-        taps = [Tap(query), Tap(key)]
+        taps = tap(query, key)
         given = [tap.tensor for tap in taps] if tapped else [query, key]
         seen = torch.nn.functional.scaled_dot_product_attention(*given, value)
         scores = products(*([one] for one in (taps if tapped else (query, key))), rows, columns)
@@ -196,7 +196,7 @@ def test_shares_and_gradients_are_those_of_plain_autograd(rows, columns, at_once
     weights = torch.randn_like(expected)
     theirs = torch.autograd.grad((weights * expected)[seen].sum(), [*queries, *keys])
     for tapped in (False, True):
-        given = [Tap(one * 1) if tapped else one for one in (*queries, *keys)]
+        given = [tap(one * 1)[0] if tapped else one for one in (*queries, *keys)]
         found = log_shares(given[:3], given[3:], rows, columns, 0.3, visible)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         loss = (weights * torch.where(found.isneginf(), -9.0, found)).sum()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from overt import files
 from overt.capture.call import Call, Projected, Route, default_scale
-from overt.capture.products import Tap
+from overt.capture.products import tap
 from overt.errors import BadInput, Damaged
 
 
@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
             rearrange(part(x), "b k (h d) -> b h k d", h=self.heads)
             for part in (self.query, self.key, self.value)
         )
-        taps = (Tap(query), Tap(key)) if _tapped(query) else None
+        taps = tap(query, key) if _tapped(query) else None
         found = nn.functional.scaled_dot_product_attention(
             query if taps is None else taps[0].tensor,
             key if taps is None else taps[1].tensor,
