@@ -20,6 +20,7 @@ it. `aims(target)` finds the rows once, where the target was made; a step with `
 of the target waits for nothing, and `torch.compile` takes it as one graph.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ from overt.attention import AttentionMap, Form, Kind, rollout
 from overt.capture.derived import rolling
 from overt.capture.seen import Seen
 from overt.supervise.loss import Loss
-from overt.supervise.losses import cross_entropy, precise, summed
+from overt.supervise.losses import cross_entropy, precise, steady, summed
 
 # (query span, key span, rows within the query span, -1 where there is none) -> the rows, normalised
 Block = Callable[[str, str, Int[Tensor, "b s"]], AttentionMap]
@@ -161,7 +162,11 @@ def bce_log(attention: AttentionMap, target: AttentionMap, least: float = LEAST)
     probabilities are a / (1 + a), so that a perfect row of one token still costs log 2 / n.
     """
     visible = attention.visible[:, None, None]
-    logits = (precise(attention.weights) + least).log()
+    if attention.form is Form.LOG:  # the slope of log(a + least) by log a is at most one
+        logs = precise(attention.values)
+        logits = torch.logaddexp(logs, logs.new_full((), math.log(least)))
+    else:
+        logits = (precise(steady(attention).weights) + least).log()
     costs = nn.functional.softplus(logits) - (target.weights > 0) * logits
     mean = (costs * visible).sum(dim=-1) / visible.sum(dim=-1).clamp_min(1)
     return summed(mean, attention, target)

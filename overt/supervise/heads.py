@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from overt.attention import AttentionMap, Form
 from overt.supervise.grounding import Compare
 from overt.supervise.loss import Loss
-from overt.supervise.losses import NOTHING, cross_entropy, precise, supervised
+from overt.supervise.losses import NOTHING, cross_entropy, precise, steady, supervised
 
 # --- chosen
 
@@ -181,7 +181,7 @@ def _costs(
 ) -> tuple[Float[Tensor, "b l h q"], Bool[Tensor, "b l h q"]]:
     """The cross-entropy of each row, as `cross_entropy` has it, and which rows are supervised."""
     rows = supervised(attention, target)
-    logs = precise(attention.log_weights)
+    logs = precise(steady(attention).log_weights)
     logs = torch.where(logs.isneginf(), NOTHING, logs)
     if attention.form is Form.PLAIN:
         logs = logs.clamp_min(NOTHING)

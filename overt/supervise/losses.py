@@ -8,6 +8,8 @@ The losses here compare one row with one target. `distributions` holds those tha
 batches, `transport` one that knows how far apart keys are, `adversary` one that is learned.
 """
 
+from dataclasses import replace
+
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
@@ -62,7 +64,7 @@ def mse(attention: AttentionMap, target: AttentionMap) -> Loss:
 
 
 def _cross(attention: AttentionMap, target: AttentionMap) -> Float[Tensor, "b l h q"]:
-    logs = precise(attention.log_weights)
+    logs = precise(steady(attention).log_weights)
     if attention.form is Form.LOG:
         logs = torch.where(logs.isneginf(), NOTHING, logs)
     else:
@@ -89,6 +91,19 @@ def summed(values: Float[Tensor, "b l h q"], attention: AttentionMap, target: At
     sums = torch.where(wanted, values, 0).sum(dim=(1, 2))
     times = wanted.sum(dim=(1, 2))
     return Loss((sums / times.clamp_min(1)).sum(), (times > 0).sum())
+
+
+def steady(attention: AttentionMap) -> AttentionMap:
+    """The same map, whose plain weights get no gradient where their format could not hold it.
+
+    The slope of a logarithm is one over the weight. Of a weight of 1e-7 in sixteen bits that is
+    infinite, and NaN one step further back.
+    """
+    if attention.form is Form.LOG:
+        return attention
+    values = attention.values
+    large = values >= torch.finfo(values.dtype).tiny
+    return replace(attention, values=torch.where(large, values, values.detach()))
 
 
 def precise(values: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
