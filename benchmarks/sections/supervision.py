@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import Layout, Span, watch
+from overt.supervise.grounding import aims
 
 from . import grounding
 from .clock import Times, kept, peak, race, timer
@@ -255,6 +256,31 @@ def alone(setting: Setting, report: Report) -> None:
         what = f"{name.replace('model', 'VL-BERT')} positions"
         wanted = None if goal is None else at_most(goal, CPU)
         report.add(dearer(what, times, "supervised", "plain", wanted))
+    variants(setting, report)
+
+
+def variants(setting: Setting, report: Report) -> None:
+    """Other ways to supervise VL-BERT: how long they take, and what they keep."""
+    sizes = (1, 24, 10) if setting.quick else (4, 64, 98)
+    net, batch = grounding.net(), grounding.batch_of(*sizes)
+    ways = grounding.supervised()
+    names = ("plain", "direct, watched", "whole maps", "rollout, every layer",
+             "rollout, last layer by rows")  # fmt: skip
+
+    def step(name: str) -> None:
+        net.zero_grad(set_to_none=True)
+        ways[name](net, batch).backward()
+
+    runs = {name: partial(step, name) for name in names}
+    times = race(runs, min(4, setting.rounds), limit=20.0)
+    held = {name: kept(partial(ways[name], net, batch)) for name in names}
+    for name in names[1:]:
+        what = "VL-BERT 164"
+        more = held[name] / held["plain"]
+        report.add(
+            dearer(f"{what}: {name}", times, name, "plain"),
+            exact(f"{what}: kept for backward, {name}", "times plain", more, None),
+        )
 
 
 # --- BERT of Hugging Face
@@ -519,7 +545,8 @@ def own(setting: Setting, report: Report) -> None:
 
 
 def _own(name: str, net: Any, batch: Any, setting: Setting, report: Report, wanted: Goal) -> None:
-    ways = grounding.supervised()
+    before = aims(batch.target)  # which rows are supervised is known before a step, as data is
+    ways = grounding.supervised(lambda _: before)
 
     def step(loss: Callable[[Any, Any], Tensor]) -> Callable[[], None]:
         def run() -> None:
@@ -531,6 +558,7 @@ def _own(name: str, net: Any, batch: Any, setting: Setting, report: Report, want
     eager = {
         kind: step(ways[kind]) for kind in ("plain", "direct", "direct, watched", "whole maps")
     }
+    eager["direct, rows found in the step"] = step(grounding.supervised()["direct"])
     for once in eager.values():
         once()
     held = {kind: peak(once) for kind, once in eager.items()}
@@ -538,6 +566,7 @@ def _own(name: str, net: Any, batch: Any, setting: Setting, report: Report, want
     more = held["direct"] / held["plain"]
     report.add(
         dearer(f"{name}, eager", times, "direct", "plain", wanted),
+        dearer(f"{name}, eager", times, "direct, rows found in the step", "plain"),
         dearer(f"{name}, eager, watched", times, "direct, watched", "plain"),
         faster(f"{name}, eager", times, "direct", "whole maps"),
         exact(f"{name}: peak memory", "times plain", more, at_most(1.03, GPU)),
