@@ -286,8 +286,11 @@ def demo(
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    samples: Annotated[
+        int, typer.Option(min=1, max=1000, help="How many samples at most are shown.")
+    ] = 64,
 ) -> None:
-    """Write one page about runs: curves, results, and the same samples side by side."""
+    """Write one page about a run, or about several that are compared on the same samples."""
     from overt import files
     from overt.recipes import folder
 
@@ -299,7 +302,7 @@ def report(
 
     from overt.show import page
 
-    print(page.report(target, found))
+    print(page.report(target, found, samples))
 
 
 @app.command()
@@ -449,6 +452,10 @@ def doctor(
         typer.Argument(metavar="RUN|MODEL", help="A run's folder, a model's, hf:NAME, timm:NAME."),
     ] = None,
     data: Data = None,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Set aside what is broken in RUN; without, only look."),
+    ] = False,
 ) -> None:
     """Say what is here and what is missing, what is wrong with a run, or what a model shows."""
     from overt.recipes import checks, opening
@@ -456,7 +463,9 @@ def doctor(
 
     if data is not None:
         checks.data_root(data)
-    if subject is not None and opening.is_model(subject):
+    if repair:
+        _repair(subject)
+    elif subject is not None and opening.is_model(subject):
         _show_model(subject)
         return
     findings = examine.machine(data) if subject is None else examine.run_folder(Path(subject))
@@ -466,6 +475,18 @@ def doctor(
         if one.wrong:
             sentence = f"{one.what}: {one.found} {one.advice}".rstrip()
             raise Damaged(sentence) if subject is not None else Failed(sentence)
+
+
+def _repair(subject: str | None) -> None:
+    """Mend the folder of a run, a line a deed."""
+    from overt.recipes import doctor as examine
+    from overt.recipes.repair import repair
+
+    if subject is None:
+        raise BadInput("--repair needs the folder of a run: overt doctor --repair RUN.")
+    examine.check_run(Path(subject))
+    for sentence in repair(Path(subject)) or ["nothing to do"]:
+        typer.echo(f"repair: {sentence}")
 
 
 @data_app.callback(invoke_without_command=True)

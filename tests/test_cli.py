@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from overt import cli, files
@@ -258,6 +259,47 @@ def test_report_writes_one_page_about_runs_and_folders_of_runs(call: Call, tmp_p
     code, out, err = call("report", tmp_path / "t", "--out", tmp_path / "page.html")
     assert (code, out) == (0, f"{tmp_path / 'page.html'}\n"), err
     assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def two_tested(root: Path, second: str = "scenes") -> list[Path]:
+    """Two runs with numbers of 30 samples each; the second was right more often."""
+    places = []
+    for number, data in enumerate(("scenes", second)):
+        place = root / f"run-{number}"
+        toys.leave(place, toys.toy(), number)
+        results = files.read_json(place / folder.RESULTS)
+        results |= {"data": [{"name": data, "split": "test", "n": 30, "hash": "0"}]}
+        results["title"] = f"run {number}"
+        files.write_json(place / folder.RESULTS, results)
+        right = np.arange(30) % 3 <= number
+        samples = {
+            "id": np.array([f"q{i}" for i in range(30)]),
+            "prediction": np.where(right, "a", "b"),
+            "truth": np.full(30, "a"),
+            "accuracy": right.astype(np.float32),
+        }
+        files.write_arrays(place / "samples.npz", samples)
+        places.append(place)
+    return places
+
+
+def test_report_compares_two_runs_on_the_same_samples(call: Call, tmp_path: Path) -> None:
+    page = tmp_path / "new" / "page.html"
+    code, _, err = call("report", *two_tested(tmp_path), "--out", page, "--samples", "8")
+    assert code == 0, err
+    text = " ".join(page.read_text().split())
+    assert "Is run 1 better than run 0?" in text and "All 30 test samples are the same." in text
+    assert "Only run 0 is right on 0 of them, only run 1 on 10." in text
+    assert '<span class="value">+0.333</span>' in text
+
+
+def test_report_refuses_runs_on_other_data(call: Call, tmp_path: Path) -> None:
+    runs = two_tested(tmp_path, "cifar10")
+    code, out, err = call("report", *runs, "--out", tmp_path / "page.html")
+    assert code == 2 and out == "" and not (tmp_path / "page.html").exists()
+    assert "run 0 was tested on scenes and run 1 on cifar10: they share no sample" in err
+    code, _, err = call("report", runs[0], "--out", tmp_path / "page.html", "--samples", "0")
+    assert code == 2 and "--samples" in err
 
 
 def test_report_does_not_change_a_finished_run(call: Call, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def build(recipe: VgpRecipe, context: Context) -> Experiment:
         evaluate=lambda reporter: evaluate(stages),
         example=example,
         spoken=asked(net, parts, example),
+        judged=parts.test.texts,
     )
 
 

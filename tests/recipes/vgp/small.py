@@ -16,7 +16,7 @@ from overt.recipes.vgp.held import HeldTexts
 
 SETS = (
     *("data.limit=8", "data.size=32", "model.width=0.1", "model.layers=2", "train.steps=2"),
-    *("train.batch=4", "after.epochs=1"),
+    *("train.batch=4", "after.epochs=1", "train.card=2"),
 )
 
 

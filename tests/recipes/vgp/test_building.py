@@ -31,6 +31,7 @@ def test_a_run_leaves_every_number_and_a_network_to_open(tmp_path: Path) -> None
         *("grounding_mass", "pointing", "answers", "located_true", "located_detected"),
     }
     assert [one["split"] for one in results["data"]] == ["train", "val", "test"]
+    assert results["scorecard"] == {"n": 2}  # of what the class token takes from regions
     samples = files.read_arrays(tmp_path / "run" / "samples.npz")
     elsewhere = files.read_arrays(tmp_path / "run" / "elsewhere.npz")
     for name, one in ours.items():
