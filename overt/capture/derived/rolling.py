@@ -5,12 +5,11 @@ https://arxiv.org/abs/2005.00928, section 3. `overt.attention.rollout` multiplie
 only the rows asked for travel through the product, from the last layer down to the first, and the
 weights of a layer are made in portions of rows and thrown away. With a gradient they are made a
 second time in the backward pass, so that what is kept grows with the length of the sequence, not
-with its square.
+with its square. Short sequences keep their weights: there that is faster, and they are few.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -37,9 +36,9 @@ from overt.capture.derived.maps import (
 from overt.capture.products import ALL, Index
 from overt.capture.seen import Seen, Where
 
-# Below so many weights a layer, or up to so many positions where the gradient has no closed form,
-# it is faster to keep weights than to make them twice.
-FEW = 1 << 14
+# Up to so many positions it is faster to keep weights than to make them twice: the second number is
+# for what has no gradient in closed form.
+FEW = 384
 SHORT = 512
 
 
@@ -125,8 +124,9 @@ def travel(
     """The product of the state and the rows of a layer, made in portions when that is worth it."""
     size = portion or portion_size(call)
     source = call.source
-    if portion is None and prod(call.shape) < FEW:
-        return state @ mixed(call)
+    if portion is None and call.shape[3] <= FEW:
+        known = isinstance(source, Projected) and _in_closed_form(source, mixed)
+        return _averaged(state, source, mixed) if known else state @ mixed(call)  # type: ignore[arg-type]
     if isinstance(source, Projected) and _in_closed_form(source, mixed):
         found: Tensor = _MeanTravel.apply(state, source.query, source.key, source, mixed, size)
     elif not torch.is_grad_enabled():
@@ -152,6 +152,31 @@ def _can_repeat(source: Projected) -> bool:
 def _in_closed_form(source: Projected, mixed: Mixed) -> bool:
     usual = mixed.fuse is torch.mean and not mixed.discard
     return usual and source.plain and source.sinks is None and _can_repeat(source)
+
+
+def _averaged(
+    state: Float[Tensor, "b s q"], source: Projected, mixed: Mixed
+) -> Float[Tensor, "b s k"]:
+    """`state @ mixed(call)` for the mean of softmaxes, whose rows sum to one or see nothing.
+
+    So what each row is divided by is known before its weights are, and is put on the state.
+    """
+    scores = source.scores()
+    if source.bias is None and source.allowed is None:  # a causal row sees at least itself
+        weights, sees = scores.softmax(dim=-1), None
+    else:
+        sees = ~scores.isneginf().all(dim=-1, keepdim=True)
+        weights = torch.where(sees, scores, 0).softmax(dim=-1) * sees
+    fused = weights.to(state.dtype).mean(dim=1)
+    if not mixed.residual:
+        return state @ fused
+    if sees is None:
+        given = state / 2
+    else:
+        given = state / (1 + sees[..., 0].to(state.dtype).mean(dim=1))[:, None]
+    if mixed.alive is not None:
+        given = given * mixed.alive[:, None].to(state)
+    return given + given @ fused
 
 
 def _sum(state: Tensor, call: Call, mixed: Mixed, size: int) -> Tensor:

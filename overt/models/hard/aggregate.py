@@ -23,7 +23,7 @@ from overt.models.hard.ragged import seen_by_all
 from overt.models.hard.selection import Kept, Ragged
 
 SPARE = 0.1
-FEW = 10  # cells a sample below which a call a sample takes longer than filling samples up
+FEW = 5  # cells a sample below which a call a sample takes longer than filling samples up
 
 
 @runtime_checkable
