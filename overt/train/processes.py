@@ -1,5 +1,6 @@
 """One process or many: the few things that all of them must agree on."""
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -118,11 +119,33 @@ def processes(device: str = "auto") -> Processes:
         check_device(device)
     here = torch.accelerator.is_available()
     on_cpu = device == "cpu" or (device == "auto" and not here)
+    _join("cpu" if on_cpu else torch.accelerator.current_accelerator())
     state = PartialState(cpu=on_cpu)  # the first call decides, later ones find it
     chosen = state.device if device == "auto" else torch.device(device)
     if state.num_processes > 1 and chosen.type == "cuda":
         chosen = state.device  # torchrun gives each process a card of its own
     return Processes(state.process_index, state.num_processes, chosen)
+
+
+def _join(kind: str | torch.device | None) -> None:
+    """Meet the other processes where those of an earlier life of this run are not met.
+
+    `torchrun --max-restarts` starts all processes again and leaves them the addresses of those that
+    died: torch 2.13 shares one store between lives. On one machine all processes count their lives
+    alike; on several they may not, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is the way.
+    """
+    said = os.environ.get
+    life, world = said("TORCHELASTIC_RESTART_COUNT"), said("WORLD_SIZE", "1")
+    apart = said("LOCAL_WORLD_SIZE") != world
+    if life is None or world == "1" or apart or torch.distributed.is_initialized():
+        return
+    store, rank, size = next(torch.distributed.rendezvous("env://"))
+    torch.distributed.init_process_group(
+        torch.distributed.get_default_backend_for_device(kind or "cpu"),
+        store=torch.distributed.PrefixStore(f"life-{life}-of-{world}", store),
+        rank=rank,
+        world_size=size,
+    )
 
 
 def check_device(device: str) -> None:

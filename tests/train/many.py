@@ -1,5 +1,7 @@
 """Training that one process and two must agree on: `torchrun -m tests.train.many OUT WORD...`.
 
+WORD is a case, `case:resume`, or `case:elastic`, which resumes where there is something to resume.
+
 Every process leaves OUT/WORD/rank-N.json and rank-N.safetensors: how it ended, and its weights.
 """
 
@@ -81,6 +83,11 @@ def die(losses: Losses) -> Losses:
     return losses
 
 
+def die_once(losses: Losses) -> Losses:
+    """Only in the first life of a run that `torchrun --max-restarts` starts again."""
+    return die(losses) if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else losses
+
+
 LONG = Limits(epochs=4, batch=8, log_every=3, save_every=4)
 CASES = {
     **{
@@ -99,6 +106,7 @@ CASES = {
     "long": Case(limits=LONG),
     "stop-first": Case(limits=LONG, act=end, at=9, who=0),
     "killed": Case(limits=LONG, act=die, at=10),
+    "mortal": Case(limits=LONG, act=die_once, at=10),
 }
 
 
@@ -178,9 +186,10 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     for word in sys.argv[2:]:
         name, _, how = word.partition(":")
+        there = (place / name / "checkpoints").exists()
         run(
             CASES[name],
             place / name,
-            resume="resume" in how,
+            resume=how == "resume" or (how == "elastic" and there),
             pause=0.02 if "slow" in name else 0.0,
         )

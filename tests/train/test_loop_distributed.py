@@ -126,45 +126,6 @@ def test_the_first_process_decides_on_validations(together: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_processes_one_and_two_again_end_as_one(tmp_path: Path) -> None:
-    many.run(many.CASES["long"], tmp_path / "alone")
-    launch(tmp_path, "stop")
-    (tmp_path / "stop").rename(tmp_path / "stop-first")
-    many.run(many.CASES["stop-first"], tmp_path / "stop-first", resume=True)
-    assert str(ends(tmp_path, "stop-first", 1)[0]["ended"]).startswith(
-        "Stopped: stopped at step 10"
-    )
-    (tmp_path / "stop-first").rename(tmp_path / "long")
-    launch(tmp_path, "long:resume")
-    assert_close(weights(tmp_path, "long"), weights(tmp_path, "alone"))
-    assert [end["ended"] for end in ends(tmp_path, "long")] == ["done 28 200"] * 2
-
-
-@pytest.mark.long
-def test_a_killed_process_takes_the_others_along_and_a_restart_ends_the_same(
-    tmp_path: Path,
-) -> None:
-    launch(tmp_path, "long")
-    process = start(tmp_path, "killed")
-    begun = time.monotonic()
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode != 0 and time.monotonic() - begun < 60 + 30, said
-    assert checkpoints(tmp_path, "killed")[-1] == "step-000000008"
-    (tmp_path / "long").rename(tmp_path / "whole")
-    (tmp_path / "long-ends").rename(tmp_path / "whole-ends")
-    (tmp_path / "killed").rename(tmp_path / "long")
-    launch(tmp_path, "long:resume")
-    ours, theirs = weights(tmp_path, "long"), weights(tmp_path, "whole")
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    for name in ("model.optimizer.safetensors", "adversary.optimizer.safetensors"):
-        newest = Path("checkpoints", "train", "step-000000028", name)
-        assert files.digest(tmp_path / "long" / newest) == files.digest(tmp_path / "whole" / newest)
-    assert (tmp_path / "long" / "log.jsonl").read_bytes() == (
-        tmp_path / "whole" / "log.jsonl"
-    ).read_bytes()
-
-
-@pytest.mark.long
 def test_the_launcher_is_told_to_end_and_all_save_once(tmp_path: Path) -> None:
     process = start(tmp_path, "slow")
     deadline = time.monotonic() + 120

@@ -4,6 +4,7 @@ Every process leaves OUT/WORD-rank-N.safetensors or .json.
 """
 
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -49,6 +50,33 @@ def done(started: subprocess.Popen[str]) -> str:
     said, _ = started.communicate(timeout=300)
     assert started.returncode == 0, said
     return said
+
+
+def start_apart(module: str, *said: str, world: int = 2) -> list[subprocess.Popen[str]]:
+    """Start each process by itself, as `srun` does, with nobody to look after them."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port = asked.getsockname()[1]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *said],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(ROOT),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "WORLD_SIZE": str(world),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
 
 
 # --- fit, one step
