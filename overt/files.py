@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 MANIFEST = "manifest.json"
+ASIDE = "set-aside"
 
 _LOCK = ".lock"
 _LARGEST_JSON = 256 * 2**20
@@ -110,6 +111,21 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
+def check(path: Path) -> None:
+    """Check one file against the manifest beside it; without one, or unlisted, it is let pass."""
+    path = Path(os.path.abspath(path))
+    if not os.path.lexists(path.parent / MANIFEST):
+        return
+    entry = _entries(path.parent).get(path.name)
+    if entry is not None and digest(path) != entry["sha256"]:
+        raise Damaged(f"{path} is not what was written: its SHA-256 differs.")
+
+
+def listed(folder: Path) -> list[str]:
+    """The names that the manifest of a folder lists, whether or not they are there."""
+    return sorted(_entries(Path(os.path.abspath(folder))))
+
+
 def seal(folder: Path, names: Sequence[str]) -> None:
     """Write a manifest over these files of a folder that also holds others."""
     folder = Path(os.path.abspath(folder))
@@ -161,15 +177,37 @@ def prune(parent: Path, prefix: str, keep: int) -> list[Path]:
     return [folder for folder in old if not os.path.lexists(folder)]
 
 
+def leftovers(parent: Path) -> list[Path]:
+    """What dead writers left in `parent`, for `sweep` to clear."""
+    return list(_leftovers(Path(os.path.abspath(parent))))
+
+
 def sweep(parent: Path) -> list[Path]:
     """Clear what dead writers left in `parent`: temporaries go, a folder set aside comes back.
 
     A live writer's files are left alone. So are those of another machine, until a day has passed.
     """
-    leftovers = list(_leftovers(Path(os.path.abspath(parent))))
-    for leftover in leftovers:
+    found = leftovers(parent)
+    for leftover in found:
         _tidy(leftover)
-    return [leftover for leftover in leftovers if not os.path.lexists(leftover)]
+    return [leftover for leftover in found if not os.path.lexists(leftover)]
+
+
+def set_aside(path: Path, root: Path) -> Path:
+    """Move a file or a folder below `root` out of the way, into `root/set-aside`; where it is now.
+
+    What stands there already under its name is left alone: the new one gets a number.
+    """
+    path, root = Path(os.path.abspath(path)), Path(os.path.abspath(root))
+    wanted = root / ASIDE / path.relative_to(root)
+    with _told(wanted):
+        _make(wanted.parent)
+        names = itertools.chain([wanted.name], (f"{wanted.name}.{n}" for n in itertools.count(1)))
+        place = next(one for one in map(wanted.with_name, names) if not os.path.lexists(one))
+        os.replace(path, place)
+        _sync(place.parent)
+        _sync(path.parent)
+    return place
 
 
 @contextmanager
@@ -214,6 +252,28 @@ def lock(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
+
+
+def holder(folder: Path) -> tuple[str, bool]:
+    """Who the lock of a folder names, "" for nobody, and whether they still hold it.
+
+    A name that holds nothing was left by a process that did not live to take it back.
+    """
+    path = Path(os.path.abspath(folder)) / _LOCK
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return "", False
+    try:
+        name = os.read(descriptor, 200).decode("utf-8", "replace").strip()
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return name, True
+    except OSError:
+        return "", False
+    finally:
+        os.close(descriptor)
+    return name, False
 
 
 def _let_go() -> None:
@@ -265,11 +325,34 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, whole or not at all; NaN and infinity are not JSON and are refused."""
+    write_text(path, _as_json(path, value))
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a table as one JSON file that holds its own SHA-256, for `read_sealed`."""
+    mark = hashlib.sha256(_as_json(path, dict(value)).encode()).hexdigest()
+    write_json(path, {**value, "sha256": mark})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read what `write_sealed` wrote; a byte more, less or other than that is `Damaged`."""
+    value = read_json(path)
+    mark = value.pop("sha256", None) if isinstance(value, dict) else None
+    if mark is None:
+        raise Damaged(f"{path} holds no SHA-256 of itself: it was cut, or not written by overt.")
+    whole = _as_json(path, {**value, "sha256": mark}).encode()
+    if mark != hashlib.sha256(_as_json(path, value).encode()).hexdigest() or whole != _read(
+        path, _LARGEST_JSON
+    ):
+        raise Damaged(f"{path} is not what was written: its SHA-256 differs.")
+    return dict(value)
+
+
+def _as_json(path: Path, value: Any) -> str:
     try:
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the value for {path} is not JSON: {error}.") from error
-    write_text(path, text)
 
 
 def read_json(path: Path) -> Any:
@@ -457,6 +540,13 @@ def _glance(folder: Path) -> dict[str, Any]:
             if not any(part.startswith(".") for part in name.split("/")):
                 raise Damaged(f"{folder / name} was not there when the folder was written.")
     return manifest
+
+
+def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the manifest of a folder says of each file, by name; the files are not looked at."""
+    path = folder / MANIFEST
+    found = {MANIFEST: os.lstat(path)} if os.path.lexists(path) else {}
+    return dict(_read_manifest(folder, found)["files"])
 
 
 def _read_manifest(folder: Path, found: Mapping[str, os.stat_result]) -> dict[str, Any]:

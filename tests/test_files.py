@@ -22,6 +22,7 @@ import torch
 
 from overt import files
 from overt.errors import BadInput, Damaged, Failed
+from tests.trust.mutants import mutate, picture
 
 SIZE = 40
 
@@ -404,79 +405,7 @@ def test_a_full_disk_names_path_and_bytes_and_leaves_nothing(tmp_path, kind):
     assert load(tmp_path / "c") == 1 and names(tmp_path) == ["c"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "text", "folder"])
-def test_a_small_tmpfs_fills_up(tmp_path, kind):
-    program = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-import test_files as t
-from pathlib import Path
-folder = Path({str(tmp_path)!r})
-t.save(folder / "c", 1)
-try:
-    t.too_much({kind!r}, folder / "new")
-except t.Failed as error:
-    assert str(folder / "new") in str(error) and "No space left" in str(error), error
-    assert t.load(folder / "c") == 1 and t.names(folder) == ["c"]
-    print("told")
-"""
-    mount = ["unshare", "--mount", "sh", "-c"]
-    there = 'mount -t tmpfs -o size=1m none "$1" && shift && exec "$@"'
-    if subprocess.run([*mount, there, "-", tmp_path, "true"], check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs more rights than this process has")
-    command = [*mount, there, "-", tmp_path, sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "told\n", done.stderr
-
-
 # Mutations
-
-
-def mutate(folder, other, chance):
-    """Change something about a checkpoint, in one of fourteen ways; say what."""
-    listed = sorted(path for path in folder.rglob("*") if path.is_file())
-    path, second = chance.sample(listed, 2)
-    data = bytearray(path.read_bytes())
-    where = chance.randrange(len(data))
-    match chance.randrange(14):
-        case 0 | 1 | 2:
-            data[where] ^= 1 << chance.randrange(8)
-            path.write_bytes(data)
-        case 3:
-            path.write_bytes(data[:where])
-        case 4:
-            data[where : where + 64] = bytes(len(data[where : where + 64]))
-            path.write_bytes(data)
-        case 5:
-            path.write_bytes(data + chance.randbytes(chance.randrange(1, 64)))
-        case 6:
-            path.write_bytes(second.read_bytes())
-            second.write_bytes(data)
-        case 7:
-            shutil.copy(other / path.relative_to(folder), path)  # whole, but of another step
-        case 8:
-            path.unlink()
-        case 9:
-            (path.parent / f"new{chance.randrange(9)}").write_bytes(data)
-        case 10:
-            path.rename(path.with_name("renamed"))
-        case 11:
-            path.unlink()
-            path.mkdir()
-        case 12:
-            path.rename(folder.parent / "moved")
-            path.symlink_to(folder.parent / "moved")
-        case 13:
-            path.unlink()
-            os.mkfifo(path)
-
-
-def picture(folder):
-    return {
-        path: path.read_bytes() if path.is_file() and not path.is_symlink() else os.lstat(path)
-        for path in folder.rglob("*")
-        if not path.is_dir()
-    }
 
 
 def losses(tmp_path, count, read):
@@ -515,11 +444,6 @@ def raw_load(folder):
 
 def test_no_mutated_checkpoint_is_read_and_all_raise_one_class(tmp_path):
     assert losses(tmp_path, 200, load) == (0, {Damaged})
-
-
-@pytest.mark.long
-def test_a_thousand_mutated_checkpoints(tmp_path):
-    assert losses(tmp_path, 1000, load) == (0, {Damaged})
 
 
 def test_a_reader_without_a_manifest_is_fooled_by_the_same_mutations(tmp_path):
@@ -960,43 +884,6 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path):
     assert not (tmp_path / "precious").exists()
 
 
-# Kills
-
-
-def kills(folder, count, save, load):
-    """SIGKILL a writer at random moments; how often its checkpoint cannot be read afterwards."""
-    unreadable, chance = 0, random.Random(1)
-    for _ in range(count):
-        reader, writer = os.pipe()
-
-        def write(writer=writer):
-            for value in range(10**6):
-                save(folder, value, 10**6)
-                os.write(writer, b".")
-
-        child = forked(write)
-        assert os.read(reader, 1) == b"."  # it is at work
-        time.sleep(chance.uniform(0, 0.1))
-        kill(child)
-        os.close(reader)
-        os.close(writer)
-        try:
-            load(folder)
-        except Exception:
-            unreadable += 1
-    return unreadable
-
-
-@pytest.mark.long
-def test_no_kill_leaves_an_unreadable_checkpoint_and_a_naive_saver_leaves_some(tmp_path):
-    assert kills(tmp_path / "ours", 20, save, load) == 0
-    files.sweep(tmp_path)
-    assert names(tmp_path) == ["ours"]
-    assert kills(tmp_path / "naive", 20, naive_save, naive_load) > 0
-    naive_save(tmp_path / "naive", 5)
-    assert naive_load(tmp_path / "naive") == 5  # left in peace, it can be read
-
-
 def test_nothing_heavy_is_imported_with_the_module():
     program = (
         "import sys, overt.files; "
@@ -1004,3 +891,78 @@ def test_nothing_heavy_is_imported_with_the_module():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout == b"set()\n"
+
+
+# One file alone
+
+
+def test_a_file_with_its_own_mark_is_read_as_it_was_written_or_not_at_all(tmp_path):
+    path = tmp_path / "words.json"
+    value = {"format": "x", "words": ["a", "é", "\n"], "share": 0.1}
+    files.write_sealed(path, value)
+    assert files.read_sealed(path) == value
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(Damaged, match=re.escape(str(path))):
+            files.read_sealed(path)
+    for other in (whole + b" ", whole[:-1], b"[]", b"{}", b'{"sha256": 1}'):
+        path.write_bytes(other)
+        with pytest.raises(Damaged, match=re.escape(str(path))):
+            files.read_sealed(path)
+
+
+def test_one_file_is_held_against_the_manifest_beside_it(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    files.check(tmp_path / "a")  # nobody has said what it should be
+    files.seal(tmp_path, ["a"])
+    files.check(tmp_path / "a")
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("other")
+    files.check(tmp_path / "b")
+    with pytest.raises(Damaged, match=r"/a is not what was written"):
+        files.check(tmp_path / "a")
+    (tmp_path / files.MANIFEST).write_text("{}")
+    with pytest.raises(Damaged, match="manifest"):
+        files.check(tmp_path / "b")
+
+
+def test_leftovers_are_told_before_they_are_swept(tmp_path):
+    dead = forked(lambda: None)
+    outcome(dead)
+    path = leftover(tmp_path / "c", "tmp", pid=dead, start=5)
+    path.mkdir()
+    assert files.leftovers(tmp_path) == [path] == files.sweep(tmp_path)
+    assert files.leftovers(tmp_path) == []
+
+
+def test_what_is_set_aside_keeps_its_path_and_nothing_is_overwritten(tmp_path):
+    for value in (1, 2):
+        save(tmp_path / "a" / "c", value)
+        place = files.set_aside(tmp_path / "a" / "c", tmp_path)
+        wanted = tmp_path / files.ASIDE / "a" / ("c" if value == 1 else "c.1")
+        assert place == wanted and load(place) == value
+    assert names(tmp_path / "a") == []
+    with pytest.raises(Failed, match="No such file"):
+        files.set_aside(tmp_path / "none", tmp_path)
+
+
+def test_a_lock_says_who_holds_it_and_who_left_it(tmp_path):
+    assert files.holder(tmp_path) == ("", False)
+    child = held_by_child(tmp_path)
+    try:
+        name, held = files.holder(tmp_path)
+        assert held and name.startswith(f"process {child} on ")
+    finally:
+        kill(child)
+    assert files.holder(tmp_path) == (name, False)  # dead, but its name is still there
+    with files.lock(tmp_path):
+        assert files.holder(tmp_path)[0].startswith(f"process {os.getpid()} on ")
+    assert files.holder(tmp_path) == ("", False)
+
+
+def test_a_manifest_lists_what_should_be_there(tmp_path):
+    save(tmp_path / "c")
+    (tmp_path / "c" / "state.json").unlink()
+    assert files.listed(tmp_path / "c") == ["extra/order.npz", "model.safetensors", "state.json"]

@@ -20,7 +20,17 @@ from torch import Tensor
 from overt.data.batch import Batch
 from overt.data.source import Source
 from overt.errors import BadInput, Damaged, Failed
-from overt.files import is_whole, lock, read_json, sweep, verify, write_json, writing
+from overt.files import (
+    MANIFEST,
+    is_whole,
+    lock,
+    read_json,
+    seal,
+    sweep,
+    verify,
+    write_json,
+    writing,
+)
 
 FORMAT = "overt features 1"
 ABOUT, SHARD, FEATURES = "cache.json", "shard.json", "features.npy"
@@ -105,8 +115,9 @@ class FeatureCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / ABOUT).is_file():
+        if not (folder / ABOUT).is_file() and not (folder / MANIFEST).exists():
             raise BadInput(f"{folder} is not a feature cache; build one there first.")
+        verify(folder)
         self.folder = folder
         about = read_json(folder / ABOUT)
         self.key, self.items, shard = _parse(folder / ABOUT, about)
@@ -241,7 +252,10 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     path = folder / ABOUT
     if not path.exists():
         write_json(path, about)
+        seal(folder, [ABOUT])
         return
+    if (folder / MANIFEST).exists():
+        verify(folder)
     found = read_json(path)
     if found != about:
         _parse(path, found)
@@ -253,6 +267,8 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
             f"{folder} holds features made with another {' and '.join(other)}; "
             "choose another folder or remove this one."
         )
+    if not (folder / MANIFEST).exists():  # the builder before was killed right here
+        seal(folder, [ABOUT])
 
 
 def _parse(path: Path, about: Any) -> tuple[Key, int, int]:
@@ -317,6 +333,8 @@ def _first_wrong(features: NDArray[Any]) -> int | None:
 
 def _open(path: Path) -> NDArray[Any]:
     """The rows of one shard, mapped; a file that is cut off or in another format is `Damaged`."""
+    if not path.is_file():  # a pipe in its place would be waited for
+        raise Damaged(f"{path} is missing, or no plain file.")
     try:
         found = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError, SyntaxError) as problem:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from overt.errors import BadInput, Damaged
-from overt.files import read_json, verify, write_json
+from overt.files import read_json, read_sealed, verify, write_sealed
 
 PAD, UNKNOWN, MASK, BEGIN, END = range(5)
 SPECIAL = ("<pad>", "<unknown>", "<mask>", "<begin>", "<end>")
@@ -163,8 +163,8 @@ class Vocabulary:
         return " ".join(self.decode(one for one in ids if int(one) >= len(SPECIAL)))
 
     def save(self, path: Path) -> None:
-        """Write one JSON file, whole or not at all."""
-        write_json(path, {"format": FORMAT, "words": list(self.words)})
+        """Write one JSON file with its SHA-256 in it, whole or not at all."""
+        write_sealed(path, {"format": FORMAT, "words": list(self.words)})
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
@@ -172,7 +172,7 @@ class Vocabulary:
         value = read_json(path)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise Damaged(f"{path} is not a vocabulary file ({FORMAT!r}); build it again.")
-        words = value.get("words")
+        words = read_sealed(path).get("words")
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise Damaged(f"{path}: `words` is not a list of words; build the file again.")
         try:
@@ -266,8 +266,8 @@ class SubWords:
         ]
 
     def save(self, path: Path) -> None:
-        """Write one JSON file, whole or not at all."""
-        write_json(path, {"format": PIECES, "tokenizer": json.loads(self.tokenizer.to_str())})
+        """Write one JSON file with its SHA-256 in it, whole or not at all."""
+        write_sealed(path, {"format": PIECES, "tokenizer": json.loads(self.tokenizer.to_str())})
 
     @classmethod
     def load(cls, path: Path) -> "SubWords":
@@ -275,6 +275,7 @@ class SubWords:
         value = read_json(path)
         if not isinstance(value, dict) or value.get("format") != PIECES:
             raise Damaged(f"{path} is not a file of sub-words ({PIECES!r}); build it again.")
+        value = read_sealed(path)
         library = _tokenizers()
         try:
             return cls(library.Tokenizer.from_str(json.dumps(value.get("tokenizer"))))

@@ -45,7 +45,7 @@ def load(build: Callable[[dict[str, Any]], Model], folder: Path | str) -> Model:
     that they were saved in.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and not (folder / files.MANIFEST).exists():
         raise BadInput(f"{folder} holds no saved model: config.json is missing")
     files.verify(folder)
     config = files.read_json(folder / "config.json")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from overt import files
 from overt.errors import BadInput, Damaged
-from overt.recipes import checks, folder, settings
+from overt.recipes import checks, folder, repair, settings
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "xdg-open", "open")
 
@@ -45,15 +45,28 @@ def machine(given: Path | None = None) -> list[Finding]:
 
 
 def run_folder(path: Path) -> list[Finding]:
-    """What a run folder holds and whether it is whole; a folder without a run is `BadInput`."""
+    """What a run folder holds and whether it is whole; a folder without a run is `BadInput`.
+
+    A folder of shards, such as a cache of features, is looked at too. Nothing is changed: what
+    `repair` would do is told.
+    """
+    check_run(path)
+    if not _is_run(path):
+        return [*_stores(path), _lock(path), *_repairs(path)]
+    found = [*_results(path), _whole(path), *_parts(path), *_checkpoints(path), *_stores(path)]
+    return [*found, *_log(path), _lock(path), *_repairs(path)]
+
+
+def check_run(path: Path) -> None:
+    """Refuse what is neither the folder of a run nor a store of shards."""
     if not path.is_dir():
         raise BadInput(f"{path} is not a folder; name the folder of a run.")
-    begun = [
-        name for name in (folder.RESULTS, "log.jsonl", "checkpoints") if (path / name).exists()
-    ]
-    if not begun:
+    if not _is_run(path) and path not in repair.stores(path):
         raise BadInput(f"{path} holds no run: it has no results.json, log or checkpoints.")
-    return [*_results(path), _whole(path), *_checkpoints(path), *_log(path), _lock(path)]
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in (folder.RESULTS, "log.jsonl", "checkpoints"))
 
 
 # This machine
@@ -189,29 +202,62 @@ def _whole(path: Path) -> Finding:
     try:
         manifest = files.verify(path)
     except Damaged as error:
-        return Finding(
-            "files", str(error), "Restore the file, or run it again elsewhere.", wrong=True
-        )
+        return Finding("files", str(error), wrong=True)
     return Finding("files", f"{len(manifest['files'])} files are as they were written")
+
+
+def _parts(path: Path) -> Iterator[Finding]:
+    """The folders of a finished run: its model, its gallery."""
+    for one in repair.parts(path):
+        why = repair.why_broken(one)
+        yield Finding(one.name, f"{why}." if why else "whole", wrong=bool(why))
 
 
 def _checkpoints(path: Path) -> Iterator[Finding]:
     """Each stage's checkpoints: the newest whole one, and those that are broken."""
     parent = path / "checkpoints"
-    stages = sorted({one.parent for one in parent.rglob("step-*") if one.is_dir()})
+    stages = repair.stages(path)
     if not stages:
         yield Finding("checkpoints", "none: --resume starts from the beginning")
     for stage in stages:
         name = "checkpoints" if stage == parent else f"checkpoints of {stage.relative_to(parent)}"
-        newest, broken = files.newest(stage, "step-")
+        newest, broken = files.newest(stage, repair.STEP)
         for one in broken:
             yield Finding(
-                name, f"{one} is broken.",
-                "Remove it; an older one is used." if newest else "Start again elsewhere.",
+                name, f"{one} is broken: {repair.why_broken(one)}.",
+                "An older one is used." if newest else "The stage begins again after a repair.",
                 wrong=True,
             )  # fmt: skip
         if newest is not None:
             yield Finding(name, f"the newest whole one is {newest.name}")
+        best = stage / repair.BEST
+        if best.exists() and (why := repair.why_broken(best)):
+            yield Finding(f"best of {stage.name}", f"{why}.", wrong=True)
+
+
+def _stores(path: Path) -> Iterator[Finding]:
+    """Surrogates and caches of features: how many shards are whole."""
+    for store in repair.stores(path):
+        name = "shards" if store == path else f"shards of {store.relative_to(path)}"
+        shards = [one for one in sorted(store.glob(f"{repair.SHARD}*")) if one.is_dir()]
+        reasons = [why for one in (store, *shards) if (why := repair.why_broken(one))]
+        for why in reasons:
+            yield Finding(name, f"{why}.", wrong=True)
+        if not reasons:
+            yield Finding(name, f"{len(shards)} are whole")
+
+
+def _repairs(path: Path) -> Iterator[Finding]:
+    """What a repair would do; it is not done here."""
+    try:
+        planned = repair.repairs(path)
+    except BadInput as error:
+        yield Finding("repair", str(error))
+        return
+    for one in planned:
+        yield Finding("repair", f"would {one.sentence}", f"overt doctor --repair {path}")
+    if not planned:
+        yield Finding("repair", "nothing to do")
 
 
 def _log(path: Path) -> Iterator[Finding]:
@@ -239,8 +285,8 @@ def _is_json(line: bytes) -> bool:
 
 
 def _lock(path: Path) -> Finding:
-    try:
-        folder.try_writing(path)
-    except BadInput as error:
-        return Finding("lock", str(error))
-    return Finding("lock", "free: no process is at work here")
+    name, held = files.holder(path)
+    if held:
+        return Finding("lock", f"{path} is in use by {name}", "wait for it to end")
+    left = f"; {name} has left its name and is no more" if name else ""
+    return Finding("lock", f"free: no process is at work here{left}")

@@ -58,10 +58,14 @@ class Held:
 
 
 def look(folder: Path) -> Held | None:
-    """The run in a folder; None where there is none; `Damaged` where its results are unreadable."""
+    """The run in a folder; None where there is none; `Damaged` where its results are unreadable.
+
+    Those of a finished run are held against its manifest.
+    """
     path = folder / RESULTS
     if not path.exists():
         return None
+    files.check(path)
     results = files.read_json(path)
     wanted = {"status": str, "recipe": str, "settings": dict, "seed": int}
     for name, kind in wanted.items():

@@ -83,9 +83,10 @@ def test_what_is_broken_is_named(tmp_path: Path, toy_table: Any, write_run: Writ
     (tmp_path / "checkpoints/main/step-2/state.json").write_text("[]")
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"st')
     wrong = [one for one in doctor.run_folder(tmp_path) if one.wrong]
-    assert [one.what for one in wrong] == ["files", "checkpoints of main"]
+    assert [one.what for one in wrong] == ["results", "files", "checkpoints of main"]
     assert str(tmp_path / folder.RESULTS) in wrong[0].found
-    assert "step-2 is broken" in wrong[1].found and "an older one is used" in wrong[1].advice
+    assert str(tmp_path / folder.RESULTS) in wrong[1].found
+    assert "step-2 is broken" in wrong[2].found and "older one is used" in wrong[2].advice
     found = by_name(doctor.run_folder(tmp_path))
     assert found["log"].found == "2 lines; its last line is cut off"
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -463,29 +462,3 @@ def test_seeds_are_mixed_the_same_everywhere() -> None:
         check=True,
     )
     assert int(found.stdout) == mixed(1, "train", 2)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_at_random_moments_ends_the_same(tmp_path: Path, workers: int) -> None:
-    """SIGKILL again and again: the weights, optimizers and log end as if nothing had been."""
-
-    def start(out: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "tests.train.toys", str(out), str(workers)])
-
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert start(whole).wait() == 0
-    saved = killed / "checkpoints" / "train"
-    rng = random.Random(0)
-    kills = 0
-    for step in range(9, 120, 15):  # of 120 steps, by progress: the clock of a busy machine lies
-        process = start(killed)
-        while process.poll() is None and not (saved / f"step-{step:09d}").exists():
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0.0, 0.1))
-        kills += process.poll() is None
-        process.kill()
-        process.wait()
-    assert start(killed).wait() == 0
-    assert kills > 0
-    assert fingerprint(killed) == fingerprint(whole)

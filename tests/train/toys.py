@@ -1,6 +1,5 @@
 """Small things to train: a data set of numbers, a network with dropout, and an adversary."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,10 +93,3 @@ def train(out: Path, resume: bool = False, limits: Limits = LIMITS, seed: int = 
     net, sets = make(seed=seed)
     fit(net, Numbers(), step, sets, limits, out=out, seed=seed, device="cpu", resume=resume)
     return net
-
-
-if __name__ == "__main__":  # a run that a test kills: OUT WORKERS
-    torch.set_num_threads(1)
-    workers = int(sys.argv[2])
-    slow = Limits(epochs=30, batch=8, accumulate=2, save_every=3, log_every=4, workers=workers)
-    train(Path(sys.argv[1]), resume=(Path(sys.argv[1]) / "checkpoints").exists(), limits=slow)

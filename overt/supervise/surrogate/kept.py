@@ -1,6 +1,6 @@
 """Surrogates on disk: by sample id, in shards that are whole or not there, mapped into memory.
 
-    FOLDER/surrogates.json       what they are of: model, data, masks, search
+    FOLDER/surrogates.json       what they are of: model, data, masks, search; sealed
     FOLDER/shard-00000/          the samples of some items of the data set
         shard.json               their ids, and the axes of every map
         map-0.npy                weights, (n, l, h, q, k), of the first span; map-1.npy of the next
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from overt.attention import POINT, AttentionMap, Kind, Layout, Span, words
 from overt.errors import BadInput, Damaged, Failed
-from overt.files import is_whole, read_json, verify, write_json, writing
+from overt.files import MANIFEST, is_whole, read_json, seal, verify, write_json, writing
 from overt.supervise.surrogate.search import Found
 
 FORMAT = "overt surrogates 1"
@@ -88,9 +88,14 @@ def claim(folder: Path, plan: Plan) -> None:
     path = folder / ABOUT
     if not path.exists():
         write_json(path, plan.about())
+        seal(folder, [ABOUT])
         return
+    if (folder / MANIFEST).exists():
+        verify(folder)
     theirs = _parse(path)
     if theirs == plan:
+        if not (folder / MANIFEST).exists():  # the maker before was killed right here
+            seal(folder, [ABOUT])
         return
     other = [part for part in ("model", "data") if _differ(theirs.key, plan.key, part)]
     other += _settings_that_differ(theirs.key.settings, plan.key.settings)
@@ -202,8 +207,9 @@ class Surrogates:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / ABOUT).is_file():
+        if not (folder / ABOUT).is_file() and not (folder / MANIFEST).exists():
             raise BadInput(f"{folder} holds no surrogates; make them there first.")
+        verify(folder)
         self.folder, self.plan = folder, _parse(folder / ABOUT)
         self._spans: list[list[dict[str, Any]]] = []
         self._open: dict[tuple[int, str], NDArray[Any]] = {}

@@ -2,9 +2,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import random
-import signal
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,6 +27,7 @@ from overt.supervise.surrogate.search import in_turn, search
 from overt.supervise.surrogate.weighted import weighted_maps
 from tests.models.tiny import bert, text_layout
 from tests.supervise.surrogate.toys import Planted, Toys
+from tests.trust.lives import forked
 
 MASKS = [Grids(20, 2), WithoutWords()]
 
@@ -163,46 +161,6 @@ def test_a_damaged_shard_is_made_again(tmp_path, whole):
     path.write_bytes(path.read_bytes()[:-2])
     make(tmp_path / "out")
     assert tree(tmp_path / "out") == whole
-
-
-class Slow(Planted):
-    def encode(self, batch):
-        time.sleep(0.004)
-        return super().encode(batch)
-
-
-def forked(work) -> int:
-    child = os.fork()
-    if not child:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return child
-
-
-@pytest.mark.long
-def test_killed_at_20_random_points_it_ends_in_the_same_bytes(tmp_path, whole):
-    drawn, killed = random.Random(0), 0
-    folder = tmp_path / "out"
-    for _ in range(200):
-        child = forked(lambda: make(folder, Slow(), weights="planted"))
-        time.sleep(drawn.uniform(0.001, 0.08))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        killed += os.WIFSIGNALED(status)
-        for place in folder.glob("shard-*"):
-            files.verify(place)
-        if killed >= 20:
-            break
-        if killed % 4 == 0:  # begin anew, so that the first shards are met as well
-            for place in folder.glob("shard-*"):
-                place.rename(tmp_path / f"old-{time.monotonic_ns()}")
-    assert killed >= 20
-    make(folder, Slow(), weights="planted")
-    make(tmp_path / "other", Slow(), weights="planted")
-    assert tree(folder) == tree(tmp_path / "other")
 
 
 # --- several processes
