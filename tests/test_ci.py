@@ -1,6 +1,7 @@
-"""The check that no test skips for want of something that is there."""
+"""The programs of the checks: no skip for want of what is there, no version with a known hole."""
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -25,13 +26,22 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-@pytest.fixture(scope="module")
-def skips() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("skips", ROOT / ".ci" / "skips.py")
+def program(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def skips() -> ModuleType:
+    return program("skips")
+
+
+@pytest.fixture(scope="module")
+def audit() -> ModuleType:
+    return program("audit")
 
 
 def test_a_skip_without_excuse_is_found(skips: ModuleType, tmp_path: Path) -> None:
@@ -52,3 +62,34 @@ def test_a_skip_without_excuse_is_found(skips: ModuleType, tmp_path: Path) -> No
 def test_every_set_that_is_laid_out_is_checked(skips: ModuleType) -> None:
     line = next(x for x in (ROOT / ".ci/run").read_text().splitlines() if x.startswith("SETS="))
     assert set(line.removeprefix("SETS=").strip('"').split()) <= set(skips.FOLDERS)
+
+
+# --- known weaknesses
+
+
+def test_no_pin_and_no_lowest_version_has_a_known_weakness(audit: ModuleType) -> None:
+    pins = audit.pinned((ROOT / "constraints.txt").read_text())
+    lowest = audit.lowest((ROOT / "pyproject.toml").read_text())
+    assert len(pins) > 100 and {"pillow", "torch", "starlette"} <= set(lowest)
+    assert set(audit.FLOORS) <= {*pins, *lowest}, "a floor for what nobody installs"
+    assert list(audit.below(pins)) == [] and list(audit.below(lowest)) == []
+
+
+def test_an_old_version_is_found(audit: ModuleType) -> None:
+    (told,) = audit.below({"pillow": "12.1.1", "torch": "2.6.0", "other": "0.1"})
+    assert told.startswith("pillow 12.1.1 is older than 12.2.0 (CVE-2026-40192")
+
+
+def test_a_report_of_weaknesses_is_judged(audit: ModuleType) -> None:
+    weak = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["2.0"]}
+    looked = {"name": "a", "version": "1.0", "vulns": [weak]}
+    skipped = {"name": "b", "skip_reason": "not found"}
+    wrong, told = audit.judged(json.dumps({"dependencies": [looked, skipped]}))
+    assert wrong == ["a 1.0: PYSEC-1, mended in ['2.0']"]
+    assert told == "1 of 2 packages looked at, 1 weaknesses"
+    audit.ACCEPTED["CVE-1"] = "we do not call it"
+    assert audit.judged(json.dumps({"dependencies": [looked]}))[0] == []
+    audit.ACCEPTED.clear()
+    for nothing in (json.dumps({"dependencies": [skipped]}), "", "no connection"):
+        wrong, told = audit.judged(nothing)
+        assert wrong == [] and told.startswith("SKIPPED: ")
