@@ -1,6 +1,7 @@
 """What a model is given to look at: a picture, a text or both, made into the inputs it takes."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -127,8 +128,11 @@ def hidden(subject: Subject, given: Given) -> tuple[Given, tuple[str, ...]]:
     return replace(given, without=(), unsaid=()), tuple(notes)
 
 
-def ask(subject: Subject, given: Given) -> Asked:
-    """The inputs that a model takes for what is given, and how it is called with them."""
+def ask(subject: Subject, given: Given, most: float = math.inf) -> Asked:
+    """The inputs that a model takes for what is given, and how it is called with them.
+
+    A text that would take more than `most` floating-point operations is refused before it is read.
+    """
     if subject.transform is not None:
         return _ask_timm(subject, given)
     config = subject.model.config
@@ -151,11 +155,37 @@ def ask(subject: Subject, given: Given) -> Asked:
     if given.photo is None or given.text is None:
         if reads and sees and towers is None:
             raise BadInput(f"{subject.name} wants a picture and a text together.")
-        return _ask_one(subject, given, towers)
+        return _ask_one(subject, given, towers, most)
     text = _prompt(subject, given.text)
     encoded = _encode(subject, text, given.photo)
     call = keyword_call(subject.model)
+    _afford(subject, encoded, most)
     return Asked(*_writing(subject, encoded, call), given, text, _cut(subject, encoded, config))
+
+
+def _afford(subject: Subject, encoded: Mapping[str, Any], most: float) -> None:
+    """Refuse a text that would keep the machine busy for too long, in a sentence."""
+    if "input_ids" not in encoded:
+        return
+    count = int(encoded["input_ids"].shape[-1])
+    work = operations(subject.model, count)
+    if work > most:
+        raise BadInput(
+            f"{subject.name} would need {work:.1e} operations to read {count:,} tokens, and more "
+            f"than {most:.0e} are not done here; shorten the text, or use `overt look`."
+        )
+
+
+def operations(model: Any, tokens: int) -> float:
+    """About how many floating-point operations it takes a model to read so many tokens.
+
+    Two for each weight and token, and four for each pair of tokens, feature and layer.
+    """
+    config = getattr(model.config, "text_config", model.config)
+    layers = getattr(config, "num_hidden_layers", 1) or 1
+    width = getattr(config, "hidden_size", 1) or 1
+    weights = sum(one.numel() for one in model.parameters())
+    return 2.0 * weights * tokens + 4.0 * layers * width * tokens**2
 
 
 def _senses(subject: Subject) -> tuple[bool, bool]:
@@ -174,7 +204,7 @@ def _towers(model: Any) -> tuple[Any, Any] | None:
     return None if text is None or vision is None else (text, vision)
 
 
-def _ask_one(subject: Subject, given: Given, towers: tuple[Any, Any] | None) -> Asked:
+def _ask_one(subject: Subject, given: Given, towers: tuple[Any, Any] | None, most: float) -> Asked:
     """A picture or a text alone."""
     if given.photo is not None:
         encoded = subject.image_processor(images=_picture(given.photo), return_tensors="pt")
@@ -182,6 +212,7 @@ def _ask_one(subject: Subject, given: Given, towers: tuple[Any, Any] | None) -> 
         return Asked(_on(subject, encoded), keyword_call(model), given)
     assert given.text is not None
     encoded = _on(subject, _tokenized(subject, given.text))
+    _afford(subject, encoded, most)
     model = subject.model if towers is None else towers[0]
     notes = _cut(subject, encoded, subject.model.config)
     return Asked(*_writing(subject, encoded, keyword_call(model)), given, given.text, notes)
@@ -266,7 +297,10 @@ def _writing(
     import torch
 
     model = subject.model
-    if not getattr(model.config, "is_encoder_decoder", False) or "input_ids" not in encoded:
+    decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters  # as BLIP does
+    if not (getattr(model.config, "is_encoder_decoder", False) or decodes):
+        return encoded, call
+    if "input_ids" not in encoded:
         return encoded, call
     if model.can_generate():
         with torch.no_grad():

@@ -161,7 +161,7 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
     if isinstance(subject.model, own_kinds()):
         return _viewed(subject, *view_own(subject, given, wish))
     with quiet():  # a long text is cut, and we say so ourselves
-        asked = ask(subject, given)
+        asked = ask(subject, given, wish.work)
         layouts, problem = layouts_for(subject, asked)
     try:
         with torch.set_grad_enabled(wish.way in EXPLAINING), watch(subject.model) as seen:
@@ -208,7 +208,8 @@ def _short(name: str) -> str:
 def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[tuple[str, float]]:
     """What the model answers, likeliest first: classes by name, next words, or what it writes.
 
-    A text that it writes has no probability: that is nan. A model without answers gives none.
+    A text that it writes has no probability: that is nan. Of a language model the answers are the
+    tokens that may come next. A model without answers gives none.
     """
     written = asked.inputs.get("decoder_input_ids")
     if written is not None and subject.tokenizer is not None and written.shape[1] > 1:
@@ -216,12 +217,34 @@ def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[
         return [(text, math.nan)]
     logits = getattr(output, "logits", None)
     labels = getattr(getattr(subject.model, "config", None), "id2label", None) or {}
-    if logits is None or logits.ndim != 2 or logits.shape[1] != len(labels):
+    if logits is not None and logits.ndim == 3 and is_language_model(subject):
+        logits = logits[:, -1]
+        labels = Tokens(subject.tokenizer)
+    elif logits is None or logits.ndim != 2 or logits.shape[1] != len(labels):
         return []
     chances = logits[0].detach().float().softmax(dim=-1)
     best = chances.topk(min(most, len(chances)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [(str(labels.get(at, at)), chance) for at, chance in pairs]
+
+
+WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+def is_language_model(subject: Subject) -> bool:
+    """Whether what comes after the last word is what a model answers."""
+    return subject.tokenizer is not None and type(subject.model).__name__.endswith(WRITERS)
+
+
+class Tokens:
+    """The tokens of a tokenizer as names of classes: each in quotes, as it would be written."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def get(self, at: int, default: Any = None) -> str:
+        """The token of a number."""
+        return f"next: “{self.tokenizer.decode([at]).strip()}”"
 
 
 def _sentence(chances: Sequence[tuple[str, float]], writes: bool = False) -> str:

@@ -1,5 +1,6 @@
 """Panels of what was seen of a model: which calls belong together, and what their positions are."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Source = Callable[["Seen", "Tensor | None"], "AttentionMap"]  # the map of calls, or of rows of it
 
 MOST_WEIGHTS = 24_000_000  # of a panel: more are not kept for every head and query
+MOST_SEARCHED = 500_000_000  # weights that are gone through, part by part, to find sinks
 MAPS = {
     "raw": "the weights themselves",
     "values": "weights times the length of what they carry",
@@ -35,7 +37,8 @@ EXPLAINING = ("gradient", "relevance")  # an answer of the model
 class Wish:
     """What is to be drawn large, as a person says it; None is left to the view.
 
-    A panel of more than `most` weights has one query alone.
+    A panel of more than `most` weights has one query alone. A pass of more than `work` floating
+    point operations is refused before it begins.
     """
 
     layer: str | None = None
@@ -43,6 +46,7 @@ class Wish:
     query: str | None = None
     way: str = "raw"
     most: int = MOST_WEIGHTS
+    work: float = math.inf
 
 
 # What the positions are
@@ -156,17 +160,21 @@ def panel_of(
     title = f"{_pattern(group)}: {_kind(first)}"
     layer = _layer(group, wish.layer, title)
     group = group.within((queries, keys))
-    about = [f"{len(group)} layers of {h} heads, {q} queries, {k} keys.", _sinks(group, key_names)]
+    through = wish.way in THROUGH
+    size = (1 if through else len(group) * h) * q * k
+    about = [f"{len(group)} layers of {h} heads, {q} queries, {k} keys."]
+    if len(group) * h * q * k <= MOST_SEARCHED:
+        about.append(_sinks(group, key_names))
     if b > 1 and wish.way in THROUGH:
         raise BadInput(f"{title} is in {b} windows, and what passes through them is not followed.")
     if b > 1:
         about.append(f"It attends in {b} windows by themselves; this is the first of them.")
-    size = len(group) * h * q * k
     at = None
-    if wish.way not in THROUGH and size > wish.most:
+    if size > wish.most:
         at = _one_query(queries, query_names, wish, title)
         query_names = [query_names[at]]
-        about.append(f"All queries of all heads would be {size:,} numbers; this has one query.")
+        all_of = "All queries" if through else "All queries of all heads"
+        about.append(f"{all_of} would be {size:,} numbers; this has one query.")
     if wish.way != "raw":
         about.append(f"Shown: {MAPS[wish.way]}.")
     try:
@@ -174,7 +182,6 @@ def panel_of(
         attention = source(group, rows)
     except ValueError as problem:
         raise BadInput(f"{title} has no map '{wish.way}': {problem}.") from problem
-    through = wish.way in THROUGH
     pictures = [] if given.photo is None else [*grids(queries), *grids(keys)]
     photos = {span.name: given.photo for span in pictures}
     shown = panel(
@@ -188,7 +195,7 @@ def panel_of(
         " ".join(part for part in about if part),
     )
     query = wish.query if at is None else None
-    if query is None and wish.way == "relevance" and usual(shown).query is None:
+    if query is None and at is None and wish.way == "relevance" and usual(shown).query is None:
         query = _answering(shown)
     return shown, choose(shown, layer, wish.head, query)
 
@@ -222,10 +229,10 @@ def derived(
 
     match way:
         case "rollout":
-            return rolling.rollout(group)
+            return rolling.rollout(group, rows)
         case "relevance":
             assert target is not None
-            return gradients.relevance(group, target)
+            return gradients.relevance(group, target, rows)
         case "gradient":
             assert target is not None
             found = gradients.gradient_attention(group, target, rows)

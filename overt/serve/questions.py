@@ -15,6 +15,7 @@ MOST_PIXELS = 24_000_000
 MOST_SIGNS = 20_000  # of a text
 MOST_BODY = 4 * MOST_BYTES // 3 + 8 * MOST_SIGNS + 65_536  # of a whole question, as JSON
 MOST_WEIGHTS = 1_500_000  # of one panel of a reply
+MOST_WORK = 4e12  # floating-point operations of one pass: a minute on a few cores
 MOST_REMOVED = 1_024
 MOST_BOXES = 100  # that a person may draw
 
@@ -54,7 +55,8 @@ class Question(BaseModel):
         """What of the maps is wanted."""
         if self.map in THROUGH and (self.layer is not None or self.head is not None):
             raise BadInput(f"the map '{self.map}' goes through all layers and heads; choose none.")
-        return Wish(self.layer, self.head, self.query or None, self.map, MOST_WEIGHTS)
+        wanted = self.layer, self.head, self.query or None, self.map
+        return Wish(*wanted, MOST_WEIGHTS, MOST_WORK)
 
     def given(self) -> Given:
         """What the model is to look at, decoded."""

@@ -118,6 +118,22 @@ def clip_processor() -> Any:
     return transformers.CLIPProcessor(pixels, tokenizer())
 
 
+def blip(folder: Path) -> Path:
+    """BLIP for questions: an image encoder, a text encoder that looks at it, and a decoder."""
+    marks = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0}
+    text = {"vocab_size": 30, "encoder_hidden_size": 32, "max_position_embeddings": 40, **marks}
+    config = transformers.BlipConfig(
+        text_config={**text, **SIZES},
+        vision_config={"image_size": 32, "patch_size": 8, **SIZES},
+        image_text_hidden_size=32,
+        projection_dim=32,
+    )
+    lively(transformers.BlipForQuestionAnswering(config)).save_pretrained(folder)
+    pixels = transformers.BlipImageProcessor(size={"height": 32, "width": 32})
+    transformers.BlipProcessor(pixels, tokenizer()).save_pretrained(folder)
+    return folder
+
+
 def llava(folder: Path) -> Path:
     """A language model that reads sixteen image tokens among its words."""
     config = transformers.LlavaConfig(
@@ -177,7 +193,7 @@ class Shelf:
         return folder if folder.exists() else MAKERS[name](folder)
 
 
-MAKERS = {make.__name__: make for make in (bert, gpt2, t5, vit, dino, clip, llava, spotter)}
+MAKERS = {make.__name__: make for make in (bert, gpt2, t5, vit, dino, clip, blip, llava, spotter)}
 
 
 def photo(path: Path, size: tuple[int, int] = (60, 90)) -> Path:

@@ -23,7 +23,7 @@ def served(app: Any) -> Iterator[str]:
             begun.set()
 
     with listen("127.0.0.1", 0) as taken:
-        server = Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+        server = Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=PATIENCE))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
         thread.start()
         try:

@@ -13,7 +13,7 @@ from overt.serve.questions import Question
 from overt.serve.replies import code, picture, reply
 from overt.serve.shelf import Shelf, offer
 from tests.recipes import foreign
-from tests.serve.conftest import PHOTO
+from tests.serve.conftest import PHOTO, encoded
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +140,29 @@ def test_a_long_text_is_answered_by_one_query(tmp_path: Path, monkeypatch):
     found = reply(shelf.subject(name), name, Question(model=name, text=text, query="ball"))
     [panel] = found["view"]["panels"]
     assert len(panel["queries"]["names"]) == 1 and "one query" in panel["about"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "sees", "panels", "answer"),
+    [
+        ("bert", True, False, 1, None),
+        ("gpt2", True, False, 1, "next: “"),
+        ("vit", False, True, 1, "ring"),
+        ("clip", True, True, 2, None),
+        ("blip", True, True, 5, "is"),
+    ],
+)
+def test_models_of_other_people_are_asked_alike(tmp_path: Path, kind, text, sees, panels, answer):
+    shelf = Shelf(offer([str(foreign.Shelf(tmp_path)[kind])]))
+    [name] = shelf.names
+    given = {"text": "what is this"} if text else {}
+    given |= {"picture": encoded()} if sees else {}
+    found = reply(shelf.subject(name), name, Question(model=name, **given))
+    assert len(found["view"]["panels"]) == panels
+    if answer is None:
+        assert found["answers"] == []
+    else:
+        assert found["answers"][0]["name"].startswith(answer)
 
 
 def test_words_and_parts_are_covered_for_a_model_of_other_people(tmp_path: Path):
