@@ -51,18 +51,26 @@ def table(kept: dict[str, Any]) -> str:
     where = about.get("gpu", f"one thread of {about['cpu']}, {about['cores']} cores")
     peers = ", ".join(f"{name} {version}" for name, version in kept["peers"].items())
     named = {NAMES[name]: one for name, one in kept["sections"].items()}
+    parts = kept["sections"].values()
+    commands = ", ".join(dict.fromkeys(f"`{one['command']}`" for one in parts))
+    days = " and ".join(sorted({one["date"][:10] for one in parts}))
+    loads = [one["load"] for one in parts]
     told = (
-        f"`{kept['command']}`, {kept['date'][:10]}, {where}, load {about['load']:g} in the end, "
+        f"{commands}, {days}, {where}, with a load of {min(loads):g} to {max(loads):g}, "
         f"Python {about['python']}, {peers}. {goals['reached']} goals reached, "
         f"{goals['missed']} missed, {goals['not measured']} not measured there."
     )
+    absent = [NAMES[name] for name in NAMES if name not in kept["sections"]]
+    if absent:
+        told += f" Not measured yet: {', '.join(absent)}."
     return f"{told}\n\n{markdown(named)}"
 
 
 def nothing(device: str) -> str:
     """What a page says until there is a result."""
+    flags = "" if device == "cpu" else " --device cuda"
     return (
-        f"Not measured yet: `python benchmarks/speed.py --device cuda --out "
+        f"Not measured yet: `python benchmarks/speed.py{flags} --out "
         f"benchmarks/speed/{device}.json`, then `python benchmarks/pages.py`."
     )
 
@@ -120,28 +128,43 @@ def draw(curve: dict[str, Any], path: Path) -> None:
         plt.close(figure)
 
 
-def figures(kept: dict[str, Any], device: str, folder: Path) -> list[str]:
-    """All figures of one run, and their names."""
-    found = []
+def curves(kept: dict[str, Any], device: str) -> dict[str, dict[str, Any]]:
+    """The curves of one run that have a figure, by the name of its file; the first of each."""
+    found: dict[str, dict[str, Any]] = {}
     for section in kept["sections"].values():
         for curve in section["curves"]:
             name = figure_name(curve["title"])
-            if name is None or f"speed-{device}-{name}.svg" in found:
-                continue
-            found.append(f"speed-{device}-{name}.svg")
-            draw(curve, folder / found[-1])
+            if name is not None:
+                found.setdefault(f"speed-{device}-{name}.svg", curve)
     return found
+
+
+def gallery(names: dict[str, dict[str, Any]]) -> str:
+    """Two figures a row; a text for who does not see them."""
+    cells = [f"![{curve['title']}: {curve['cost']}]({name})" for name, curve in names.items()]
+    pairs = [[*cells[start : start + 2], ""][:2] for start in range(0, len(cells), 2)]
+    return "\n".join(["| | |", "|---|---|", *(f"| {one} | {two} |" for one, two in pairs)])
+
+
+def parts() -> dict[str, str]:
+    """What stands between the marks of docs/speed.md."""
+    found = {}
+    drawn: dict[str, dict[str, Any]] = {}
+    for device in DEVICES:
+        kept = results(device)
+        found[device] = nothing(device) if kept is None else table(kept)
+        drawn |= {} if kept is None else curves(kept, device)
+    return {**found, "figures": gallery(drawn)}
 
 
 def main() -> None:
     """Write both pages and all figures."""
-    parts = {}
     for device in DEVICES:
         kept = results(device)
-        parts[device] = nothing(device) if kept is None else table(kept)
-        if kept is not None:
-            print(*figures(kept, device, DOCS), sep="\n")
-    for name, texts in (("speed.md", parts), ("scale.md", scale.parts())):
+        for name, curve in ({} if kept is None else curves(kept, device)).items():
+            draw(curve, DOCS / name)
+            print(name)
+    for name, texts in (("speed.md", parts()), ("scale.md", scale.parts())):
         page = DOCS / name
         page.write_text(filled(page.read_text(), texts))
         print(name)

@@ -95,11 +95,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = {name: looked_into(pair, given.device) for name, pair in pairs(given.device).items()}
-    for name, one in found.items():
+    found = {}
+    for name, pair in pairs(given.device).items():
+        found[name] = one = looked_into(pair, given.device)
         print(f"{name}: {one['ratio']:.3f}")
         for operation, row in one["operations"].items():
-            print(f"  {operation:45} {row['ours']:7.3f} {row['theirs']:7.3f} {row['more']:+7.3f}")
+            told = f"{row['ours']:7.3f} {row['theirs']:7.3f} {row['more']:+7.3f}"
+            print(f"  {operation:45} {told}", flush=True)
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         report = {"machine": machine(given.device), "rounds": ROUNDS, "profiles": found}

@@ -104,14 +104,16 @@ def _row(kept: Any, section: str, start: str) -> Any:
     return next(row for row in kept["sections"][section]["rows"] if row["what"].startswith(start))
 
 
-def searched() -> Rate:
+def searched() -> Rate | None:
     """Images a second, 500 masks each: on a card where that was measured, else on a CPU thread."""
     kept = read("speed/h200.json")
-    if kept is not None:
+    if kept is not None and "surrogates" in kept["sections"]:
         row = _row(kept, "surrogates", "images a second")
         if row["value"] is not None:
             return Rate(row["value"]["median"], 1, "speed/h200.json")
     kept = read("speed/cpu.json")
+    if kept is None or "surrogates" not in kept["sections"]:
+        return None
     taken = _row(kept, "surrogates", "500 masks of 3 x 3, each once")["ours_s"]["median"]
     return Rate(2 / taken, 1, "speed/cpu.json", card=False)
 

@@ -6,7 +6,8 @@ One process. Each section first asserts that the quick way gives the right answe
 turns. On a CPU the clock is that of the processor, one thread, so that other work on the machine
 matters little; on a GPU it is that of the card. The number that counts is the median over rounds,
 with its quartiles, of a ratio within a round: a ratio carries over to other machines, a rate does
-not. `--quick` is a trial of the program at small sizes, whose numbers mean nothing.
+not. `--quick` is a trial of the program at small sizes, whose numbers mean nothing. Sections can be
+measured one after the other into the same file.
 """
 
 import argparse
@@ -25,17 +26,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler talks
 
 import sections
-from sections.report import Report, Setting, machine, peers, plain, table, tally
+from sections.report import Report, Setting, machine, peers, plain, row_of, table, tally
+
+Write = Callable[[dict[str, Any], dict[str, str]], None]
 
 
 def measured(
-    names: list[str], setting: Setting, write: Callable[[dict[str, Report], dict[str, str]], None]
+    names: list[str], setting: Setting, command: str, write: Write
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """What each section found, and the errors of those that did not come to their end.
 
     All so far is written after each of them: a machine that is taken away takes one section along.
     """
     found: dict[str, Report] = {}
+    kept: dict[str, Any] = {}
     broken: dict[str, str] = {}
     for name in names:
         begun = time.perf_counter()
@@ -43,10 +47,13 @@ def measured(
         try:
             one = sections.section(name)(setting)
             found[name] = without_goals(one) if setting.quick else one
+            about = {"command": command, "load": round(os.getloadavg()[0], 1)}
+            about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+            kept[name] = {**about, "rounds": setting.rounds, **plain(found[name])}
         except Exception as error:  # the others are still worth their time
             traceback.print_exc()
             broken[name] = f"{type(error).__name__}: {error}"
-        write(found, broken)
+        write(kept, broken)
         print(f"{time.perf_counter() - begun:.0f} s", flush=True)
     return found, broken
 
@@ -59,18 +66,19 @@ def without_goals(report: Report) -> Report:
 
 
 def report_of(
-    words: list[str], setting: Setting, found: dict[str, Report], broken: dict[str, str]
+    setting: Setting, kept: dict[str, Any], broken: dict[str, str], before: dict[str, Any]
 ) -> dict[str, Any]:
-    """All that is written down."""
+    """All that is written down; sections that were not run stay as they were measured before."""
+    same = before.get("device") == setting.device and before.get("quick") == setting.quick
+    every = {**(before["sections"] if same else {}), **kept}
+    found = {name: every[name] for name in sections.NAMES if name in every}
     return {
-        "command": " ".join(["python benchmarks/speed.py", *words]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": setting.device,
         "quick": setting.quick,
         "machine": machine(setting.device),
         "peers": peers(),
-        "goals": tally([row for one in found.values() for row in one.rows]),
-        "sections": {name: plain(one) for name, one in found.items()},
+        "goals": tally([row_of(row) for one in found.values() for row in one["rows"]]),
+        "sections": found,
         "broken": broken,
     }
 
@@ -83,18 +91,25 @@ def main(words: list[str]) -> int:
                         default=list(sections.NAMES), help=", ".join(sections.NAMES))  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="small sizes: a trial of the program")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, help="write all numbers as JSON to this file")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="write all numbers as JSON to this file; what it has of other sections stays",
+    )
     given = parser.parse_args(words)
     rounds = min(given.rounds, 2) if given.quick else given.rounds
     setting = Setting(given.device, rounds, given.quick)
 
-    def write(found: dict[str, Report], broken: dict[str, str]) -> None:
+    before = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
+
+    def write(kept: dict[str, Any], broken: dict[str, str]) -> None:
         if given.out is not None:
             given.out.parent.mkdir(parents=True, exist_ok=True)
-            report = report_of(words, setting, found, broken)
+            report = report_of(setting, kept, broken, before)
             given.out.write_text(json.dumps(report, indent=1) + "\n")
 
-    found, broken = measured(given.only, setting, write)
+    command = " ".join(["python benchmarks/speed.py", *words])
+    found, broken = measured(given.only, setting, command, write)
     print("", table({sections.NAMES[name]: one for name, one in found.items()}), "", sep="\n")
     goals = tally([row for one in found.values() for row in one.rows])
     print(", ".join(f"{count} goals {what}" for what, count in goals.items()))

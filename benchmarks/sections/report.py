@@ -266,7 +266,6 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     found: dict[str, Any] = {
         "cpu": models[0] if models else platform.processor(),
         "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
         "overt": metadata.version("overt"),
