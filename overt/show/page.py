@@ -60,6 +60,8 @@ def render(runs: Sequence[Run], most: int = 64) -> str:
     """The page about these runs as text."""
     results = [run.results for run in runs]
     shown = columns(results)
+    if len(runs) == 1:  # what a paper states is seen at once
+        shown.sort(key=lambda column: column.cells[0].paper == "")
     charts = from_log({run.name: run.log for run in runs})
     pairs = versus(runs)
     return filled(

@@ -17,6 +17,13 @@ from overt.show.versus import Versus, verdict
 DELETION, INSERTION = "deletion_area@mask", "insertion_area@mask"
 _MASS = ("mass_inside", "grounding_mass")
 _POINTING = ("pointing", "grounding_accuracy")
+_PLAIN = {  # what measures are in plain words
+    "mass_inside": "Share of the attention on the evidence",
+    "grounding_mass": "Share of the attention on what words speak of",
+    "pointing": "How often the largest weight is on the evidence",
+    "grounding_accuracy": "How often a word looks most at what it speaks of",
+    "deletion": "How much the answer depends on what it looks at, beyond random",
+}
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,12 @@ def _differs(one: Difference) -> str:
     around = f"{number(one.low, digits)} to {number(one.high, digits)}, n = {one.n:,}"
     way = "higher" if one.mean >= 0 else "lower"
     end = {
-        "better": "better, and more than luck would do",
-        "worse": "worse, and more than luck would do",
+        "better": "more than luck would do",
+        "worse": "worse, by more than luck would do",
         "no difference shown": "luck could do that",
     }.get(verdict(one), "more than luck would do")
-    return f"{titled(one.key)} {way} by {number(abs(one.mean), digits)} ({around}): {end}."
+    name = _PLAIN.get(one.key, titled(one.key))
+    return f"{name}: {way} by {number(abs(one.mean), digits)} ({around}), {end}."
 
 
 # --- one run

@@ -132,4 +132,4 @@ def test_two_runs_are_told_apart_only_beyond_luck() -> None:
     same, good = compared(runs, versus(runs))
     assert same.question == "Is same better than plain?" and same.sign == ""
     assert "luck could do that" in same.answer
-    assert good.sign == "good" and "Accuracy higher by 1.000" in good.answer
+    assert good.sign == "good" and "Accuracy: higher by 1.000" in good.answer
