@@ -152,16 +152,24 @@ def self_critical(
             raise ValueError("a reward is not finite")
         held = baseline(rewards).to(rewards).expand_as(rewards)
         advantage = rewards - held
+        watched = _watched(rewards, held, drawn.mask)  # before the next pass, not to wait for that
     told = tell(drawn)
-    mask = drawn.mask.to(told.device)
-    texts = told.where(mask, 0).sum(dim=-1)
+    texts = told.where(drawn.mask.to(told.device), 0).sum(dim=-1)
     total = -(advantage.flatten().to(texts) * texts).sum()
-    return Critique(
-        Loss(total, torch.full((), float(rows), device=total.device)),
-        float(rewards.mean()),
-        float(rewards.amax(dim=1).mean()),
-        float(held.mean()),
-        float(advantage.double().std(correction=0)),
-        float((advantage.abs().amax(dim=1) < 1e-9).double().mean()),
-        float(mask.sum(dim=-1).double().mean()),
-    )
+    return Critique(Loss(total, torch.full((), float(rows), device=total.device)), *watched)
+
+
+def _watched(
+    rewards: Float[Tensor, "b s"], held: Float[Tensor, "b s"], mask: Bool[Tensor, "r n"]
+) -> list[float]:
+    """What a `Critique` tells beside its loss, asked of the device at once."""
+    advantage = (rewards - held).double()
+    found = [
+        rewards.double().mean(),
+        rewards.amax(dim=1).double().mean(),
+        held.double().mean(),
+        advantage.std(correction=0),
+        (advantage.abs().amax(dim=1) < 1e-9).double().mean(),
+        mask.sum(dim=-1).double().mean().to(rewards.device),
+    ]
+    return torch.stack(found).tolist()

@@ -1,6 +1,5 @@
 """From the plain values of aligned captioning to an experiment: cross-entropy, then the critic."""
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,6 @@ from overt.train import (
 )
 
 ELAPSED = 1.5  # temperatures of `decay` in a whole training, as in the code of Lu et al.
-SEARCH_EVERY = 20  # steps
 BETAS = (0.9, 0.98)  # of Adam, as in "Attention is all you need"
 
 
@@ -145,17 +143,6 @@ def parameter_sets(model: Net, recipe: A2Recipe, pictures: int) -> dict[str, Par
     return found
 
 
-def let_go(step: int) -> None:
-    """Every few steps, search for garbage that holds itself.
-
-    Attention that is watched with a graph leaves such rings, with the activations of a whole step
-    in each. Python looks for them by the number of its objects, which are few and large here: a
-    card is full before it does.
-    """
-    if step % SEARCH_EVERY == 0:
-        gc.collect()
-
-
 def _owned(model: Net) -> dict[str, list[nn.Parameter]]:
     if isinstance(model, AlignedCaptioner):
         return model.parameter_sets()
@@ -186,7 +173,6 @@ def _first(recipe: A2Recipe, context: Context, parts: Parts, model: Net, monitor
     def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
         if isinstance(model, AlignedCaptioner):
             model.advance(ELAPSED * progress.fraction)
-            let_go(progress.step)
         return next_word_losses(model, batch, recipe)
 
     def run(resume: bool, reporter: Reporter) -> Fitted | None:
@@ -347,7 +333,6 @@ def _second(
             net.eval()
             if isinstance(model, AlignedCaptioner):
                 model.advance(ELAPSED)
-                let_go(progress.step)
             clock.step()
             found = critical(model, batch, judge, critic, rules)
             return {perturb.CAPTIONER: {"critic": found.loss, **_watched(found)}}
