@@ -32,7 +32,10 @@ TIMEOUT = 30.0
 MOST_BYTES = 50_000_000_000
 MOST_MEMBERS = 1_000_000
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, UnicodeError)
+BROKEN = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, UnicodeError),
+    NotImplementedError,  # of a version of zip that there never was
+)
 
 Progress = Callable[[int, int | None], None]
 
@@ -208,12 +211,17 @@ def _unpack(archive: Path, folder: Path, most_bytes: int) -> list[str]:
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as problem:
         raise BadInput(f"{archive} is refused: one name is used twice.") from problem
     except BROKEN as problem:
-        raise Damaged(f"{archive} is broken: {problem}. Fetch it again.") from problem
+        raise Damaged(f"{archive} is broken: {_reason(problem)}. Fetch it again.") from problem
     except OSError as problem:
         if problem.errno in FULL:
             raise Failed(f"{archive} cannot be unpacked: {problem.strerror}.") from problem
-        raise Damaged(f"{archive} cannot be unpacked: {problem}.") from problem
+        raise Damaged(f"{archive} cannot be unpacked: {_reason(problem)}.") from problem
     return names
+
+
+def _reason(problem: Exception) -> str:
+    """What a library says, on one line: of a file in no known format it tells all it has tried."""
+    return str(problem).partition("\n")[0].rstrip(":. ") or type(problem).__name__
 
 
 def _copy(stream: Stream, target: Path, most: int) -> int:
