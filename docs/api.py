@@ -24,11 +24,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Module:
-    """One file of the package; `name` is dotted."""
+    """One file of the package; `name` is dotted.
+
+    `exports` are the names that a package hands on from elsewhere, each with its full name there.
+    """
 
     name: str
     about: str
     items: tuple[Item, ...] = field(default=())
+    exports: tuple[tuple[str, str], ...] = field(default=())
 
     @property
     def page(self) -> str:
@@ -49,8 +53,20 @@ def read(package: Path) -> list[Module]:
         items = tuple(public(tree.body, source))
         about = ast.get_docstring(tree) or ""
         if items or about or parts[-1] == "__init__":
-            found.append(Module(name, about, items))
+            exports = tuple(handed_on(tree)) if parts[-1] == "__init__" else ()
+            found.append(Module(name, about, items, exports))
     return sorted(found, key=lambda module: module.name)
+
+
+def handed_on(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The public names that a package imports from its modules, in the order of the alphabet."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("overt"):
+            for name in node.names:
+                if not (name.asname or name.name).startswith("_"):
+                    found[name.asname or name.name] = f"{node.module}.{name.name}"
+    yield from sorted(found.items())
 
 
 def public(body: list[ast.stmt], source: str, owner: str = "") -> Iterator[Item]:

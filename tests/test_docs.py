@@ -1,6 +1,9 @@
 """The pages build, links lead somewhere, and what the builder promises holds on a small project."""
 
+import html
 import importlib.util
+import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,10 +83,24 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def words_of(page: str) -> str:
+    """What a reader sees of a page."""
+    return html.unescape(re.sub(r"<[^>]+>", "", page))
+
+
 def test_our_pages_build_without_broken_links(build: ModuleType, tmp_path: Path) -> None:
     build.build(ROOT, tmp_path / "site")
     assert build.broken(tmp_path / "site") == []
     assert (tmp_path / "site/api/overt.attention.html").exists()
+    page = (tmp_path / "site/docs/tutorials/score-a-map.html").read_text()
+    headings = re.findall(r"<h2>([^<]+)</h2>\n<ul>", page)
+    assert headings[:5] == ["Start", "Tutorials", "Guides", "Papers", "Reference"]
+    assert 'aria-current="page">Score a map</a>' in page and '<pre class="printed"' in page
+    assert 'rel="prev" href="align-a-captioner.html"' in page
+    known = (tmp_path / "site/search.js").read_text()
+    for words in ('["AttentionMap", "overt.attention", "api/overt.attention.html', '"Score a map"'):
+        assert words in known
+    assert len(known) < 1_000_000
 
 
 def test_links_of_the_repository_work_in_the_site(build: ModuleType, project: Path) -> None:
@@ -106,9 +123,10 @@ def test_a_module_page_shows_signatures_fields_and_docstrings(
     build.build(project, project / "site")
     page = (project / "site/api/overt.small.html").read_text()
     assert 'id="keep"' in page and 'id="Box.side"' in page and 'id="Box.area"' in page
-    assert "LIMIT = 3  # cells" in page and "side: int  # in pixels" in page
-    assert "    /,\n    count: int = LIMIT,\n    *,\n    among: str" in page
-    assert 'class="language-python">&gt;&gt;&gt; keep([1])\n[1]\n</code></pre>' in page
+    assert "LIMIT = 3  # cells" in words_of(page) and "side: int  # in pixels" in words_of(page)
+    assert "    /,\n    count: int = LIMIT,\n    *,\n    among: str" in words_of(page)
+    assert '<code class="language-python"><span class="gp">&gt;&gt;&gt; </span>' in page
+    assert "[1]" in words_of(page)
     assert "_HIDDEN" not in page and "_secret" not in page
 
 
@@ -138,3 +156,62 @@ def test_a_folder_that_is_no_site_is_left_alone(build: ModuleType, project: Path
     (project / "README.md").write_text("# Small")
     build.build(project, project / "site")
     assert not (project / "site/docs/guide.html").exists()
+
+
+INDEX = """# Pages
+## First
+| page | about |
+|---|---|
+| [Guide](guide.md) | what [more](more.md) there is |
+"""
+
+
+def test_the_index_says_in_which_order_pages_stand(build: ModuleType, project: Path) -> None:
+    (project / "docs/index.md").write_text(INDEX)
+    (project / "docs/more.md").write_text("# More words")
+    build.build(project, project / "site")
+    page = (project / "site/docs/guide.html").read_text()
+    first, more = re.findall(r"<h2>(First|More)</h2>\n<ul>(.*?)</ul>", page, re.DOTALL)
+    assert re.findall(r">([^<]+)</a>", first[1]) == ["Guide"]
+    assert re.findall(r">([^<]+)</a>", more[1]) == ["Small", "More words"]
+    assert build.broken(project / "site") == []
+
+
+def test_everything_can_be_found(build: ModuleType, project: Path) -> None:
+    build.build(project, project / "site")
+    text = (project / "site/search.js").read_text()
+    found = json.loads(text.removeprefix("const SEARCH = ").removesuffix(";\n"))
+    assert ["Guide", "Two words", "docs/guide.html#two-words", "back small.keep"] in found
+    assert [
+        "keep",
+        "overt.small",
+        "api/overt.small.html#keep",
+        "Keep the `count` largest.",
+    ] in found
+
+
+def test_a_package_names_what_it_hands_on_and_where_that_is(
+    build: ModuleType, project: Path
+) -> None:
+    (project / "overt/room").mkdir()
+    (project / "overt/room/__init__.py").write_text(
+        '"""A room."""\nfrom overt.room.keep import keep\nfrom overt.gone import lost\n'
+    )
+    (project / "overt/room/keep.py").write_text('def keep():\n    """Keep it."""\n')
+    (project / "docs/guide.md").write_text("# Guide\n## Two words\n`room.keep` `room.keep()`")
+    build.build(project, project / "site")
+    page = (project / "site/api/overt.room.html").read_text()
+    assert '<a href="overt.room.keep.html#keep"><code>keep</code></a>' in page
+    assert "<li><code>lost</code></li>" in page
+    guide = (project / "site/docs/guide.html").read_text()
+    assert guide.count('href="../api/overt.room.keep.html#keep"') == 2
+
+
+def test_what_code_printed_is_told_from_code(build: ModuleType, project: Path) -> None:
+    (project / "docs/guide.md").write_text(
+        "# Guide\n## Two words\n```python\nprint('<')\n```\n\n```output within=0.1\n<\n```\n"
+    )
+    build.build(project, project / "site")
+    page = (project / "site/docs/guide.html").read_text()
+    assert '<pre class="printed" aria-label="printed"><code>&lt;\n</code></pre>' in page
+    assert "print('<')" in words_of(page) and '<span class="' in page

@@ -7,6 +7,11 @@ Conventions, by the words after the three back-ticks:
   exist, of a `make ...` line the targets. Other programs are not looked at.
 - `console run`: each `overt` line is also run, in the same folder as the page's Python, and must
   end with 0. Lines below it are its output, compared like a doctest: `...` stands for anything.
+- `output`: what the `python` block right above it prints, compared like a doctest. With
+  `output within=0.05` every number may be off by so much: machines round differently, and what is
+  trained differs a little.
+- A page in docs/tutorials shows pictures (`![...](x.png)`) that its own code has written; the one
+  that is kept beside the page is made by `python docs/pictures.py`, and is small.
 - further words: `long` (only `make test-long` runs it, after the blocks above it), `needs=timm`
   (skips without that package), `with="--set train.steps=2"` (added to each command, to make it
   small; not shown to the reader).
@@ -16,8 +21,11 @@ The tour is the first block below a heading with the word "tour" in README.md: a
 level, folders end in `/`, and every line says what its file is for.
 """
 
+import contextlib
 import doctest
 import importlib.util
+import io
+import itertools
 import os
 import re
 import shlex
@@ -37,7 +45,7 @@ FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$", re.MULTILIN
 LIKE_A_DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Block:
     """One fenced block: where it starts, its language, the words after it, and its text."""
 
@@ -84,10 +92,29 @@ def commands(block: Block) -> list[Command]:
 # --- running --------------------------------------------------------------------------------
 
 
-def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> str:
+    """Run a block and give what it printed."""
     # Empty lines in front, so that a traceback names the line of the page.
     source = "\n" * block.line + block.body
-    exec(compile(source, str(page), "exec"), namespace)  # noqa: S102  # our own page
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(compile(source, str(page), "exec"), namespace)  # noqa: S102  # our own page
+    return said.getvalue()
+
+
+def same_output(shown: Block, printed: str) -> bool:
+    """Whether a block printed what the page shows, its numbers as near as the page says."""
+    if "within" not in shown.words:
+        wanted, found = (f"{text.strip()}\n" for text in (shown.body, printed))
+        return doctest.OutputChecker().check_output(wanted, found, LIKE_A_DOCTEST)
+    near = float(shown.words["within"])
+    texts = [" ".join(NUMBER.sub(" # ", text).split()) for text in (shown.body, printed)]
+    numbers = [[float(n) for n in NUMBER.findall(text)] for text in (shown.body, printed)]
+    return texts[0] == texts[1] and all(
+        abs(one - two) <= near + 1e-9 for one, two in zip(*numbers, strict=True)
+    )
 
 
 def run_command(command: Command, extra: str) -> None:
@@ -115,20 +142,48 @@ def run_page(page: Path, long: bool) -> int:
     todo = [b for b in shown if b.language == "python" or "run" in b.words]
     todo = [b for b in todo if long or "long" not in b.words]
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    after = dict(itertools.pairwise(shown))
+    missing: list[str] = []
     for block in todo:
-        for package in filter(None, block.words.get("needs", "").split(",")):
-            if importlib.util.find_spec(package) is None:
-                pytest.skip(f"{page.name}:{block.line} needs the package {package}")
-        if block.language == "python":
-            run_python(block, page, namespace)
+        wanted = filter(None, block.words.get("needs", "").split(","))
+        lacking = [name for name in wanted if importlib.util.find_spec(name) is None]
+        if lacking:  # the block is passed over, and so must be all that stand on it
+            missing.append(f"{page.name}:{block.line} needs the package {', '.join(lacking)}")
+        elif block.language == "python":
+            printed = run_python(block, page, namespace)
+            below = after.get(block)
+            if below is not None and below.language == "output":
+                where = f"{page.name}:{below.line}"
+                assert same_output(below, printed), f"{where} shows\n{below.body}\nnot\n{printed}"
         else:
             for command in commands(block):
                 run_command(command, block.words.get("with", ""))
+    if missing:
+        pytest.skip("; ".join(missing))
     return len(todo)
 
 
 def page_name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
+
+
+PICTURE = re.compile(r"!\[[^\]]+\]\(([^)]+\.png)\)")
+
+
+def check_pictures(page: Path, folder: Path) -> None:
+    """A tutorial's pictures were written by its own code, and small ones are kept beside it."""
+    if page.parent.name != "tutorials":
+        return
+    for name in PICTURE.findall(page.read_text(encoding="utf-8")):
+        assert (folder / name).is_file(), (
+            f"{page.name} shows {name}, and its code wrote no such file"
+        )
+        assert (page.parent / name).is_file(), f"{name} is missing: run python docs/pictures.py"
+        assert (page.parent / name).stat().st_size < 150_000, f"{name} is too large"
+
+
+def is_long(page: Path) -> bool:
+    return any("long" in block.words for block in blocks(page.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -137,6 +192,8 @@ def test_what_a_page_shows_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(page, long=False)
+    if not is_long(page):
+        check_pictures(page, tmp_path)
 
 
 @pytest.mark.long
@@ -145,8 +202,9 @@ def test_what_a_long_page_shows_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if any("long" in block.words for block in blocks(page.read_text(encoding="utf-8"))):
+    if is_long(page):
         run_page(page, long=True)
+        check_pictures(page, tmp_path)
 
 
 def test_readme_shows_code_and_a_command_that_run() -> None:
@@ -284,6 +342,29 @@ def test_python_blocks_share_a_namespace_and_name_their_line(tmp_path: Path) -> 
     with pytest.raises(ZeroDivisionError) as caught:
         run_page(page, long=False)
     assert caught.traceback[-1].lineno + 1 == 7
+
+
+def test_what_a_block_prints_is_held_to_what_the_page_shows(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    said = "```python\nprint('a 0.52 of', 3)\n```\n"
+    for words, body, right in (
+        ("output", "a ... of 3", True),
+        ("output", "a 0.50 of 3", False),
+        ("output within=0.05", "a  0.5 of\n3", True),
+        ("output within=0.01", "a 0.5 of 3", False),
+        ("output within=9", "b 0.52 of 3", False),
+        ("output within=9", "a 0.52 of 3 4", False),
+    ):
+        page.write_text(f"{said}\n```{words}\n{body}\n```\n")
+        with contextlib.nullcontext() if right else pytest.raises(AssertionError, match="shows"):
+            run_page(page, long=False)
+
+
+def test_a_block_whose_package_is_missing_is_passed_over_and_named(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python needs=no_such_package\n1 / 0\n```\n```python\n1 / 1\n```\n")
+    with pytest.raises(pytest.skip.Exception, match=r"page\.md:1 needs the package no_such"):
+        run_page(page, long=False)
 
 
 def test_the_tour_check_sees_what_is_missing(tmp_path: Path) -> None:

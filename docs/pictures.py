@@ -1,0 +1,56 @@
+"""Make the pictures of the tutorials: run their code and keep what it draws beside the pages.
+
+    python docs/pictures.py [PAGE ...]
+
+Pictures are brought to the width of a page and to a palette, so that each stays small. Tests hold
+that the code of a page writes every picture the page shows.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent / "tutorials"
+CODE = re.compile(r"^```python[^\n`]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"!\[[^\]]+\]\(([^)]+\.png)\)")
+WIDTH, COLOURS = 1100, 256
+
+
+def run(page: Path) -> str:
+    """Run the blocks of a page in the present folder and give what they printed."""
+    namespace = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        for body in CODE.findall(page.read_text(encoding="utf-8")):
+            exec(compile(body, str(page), "exec"), namespace)  # noqa: S102  # our own page
+    return said.getvalue()
+
+
+def keep(source: Path, target: Path) -> None:
+    """A picture as it is shown: as wide as a page, in a palette."""
+    picture = Image.open(source).convert("RGB")
+    picture.thumbnail((WIDTH, 4 * WIDTH), Image.Resampling.LANCZOS)
+    picture.quantize(COLOURS, kmeans=2, dither=Image.Dither.NONE).save(target, optimize=True)
+
+
+def main() -> int:
+    """Make the pictures of the pages named, or of all of them."""
+    pages = [Path(name).resolve() for name in sys.argv[1:]] or sorted(HERE.glob("*.md"))
+    for page in pages:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            print(f"--- {page.name}", run(page), sep="\n")
+            for name in SHOWN.findall(page.read_text(encoding="utf-8")):
+                keep(Path(name), page.parent / name)
+                print(f"{name}: {(page.parent / name).stat().st_size:,} bytes")
+            os.chdir(HERE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+// Search, theme, copying code, the menu of a phone. Nothing is asked of any server.
+(function () {
+  "use strict";
+  const root = document.documentElement, base = document.body.dataset.root;
+
+  const theme = document.getElementById("site-theme");
+  const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const label = () => { theme.textContent = dark() ? "Light" : "Dark"; };
+  theme.addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    try { localStorage.setItem("overt-theme", root.dataset.theme); } catch (error) { /* a file without storage */ }
+    label();
+  });
+  label();
+  theme.hidden = false;
+
+  const menu = document.querySelector(".menu");
+  if (matchMedia("(max-width: 50rem)").matches) menu.open = false;
+  const here = menu.querySelector("[aria-current]");
+  if (here && menu.open) menu.scrollTop = Math.max(0, here.offsetTop - menu.clientHeight / 2);
+
+  for (const block of document.querySelectorAll("main pre")) {
+    const code = block.querySelector("code");
+    if (!code || block.classList.contains("printed") || !navigator.clipboard) continue;
+    const button = document.createElement("button");
+    button.type = "button"; button.className = "copy"; button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      try { await navigator.clipboard.writeText(code.textContent); button.textContent = "Copied"; } catch (error) { button.textContent = "Not allowed"; }
+    });
+    block.append(button);
+  }
+
+  const field = document.getElementById("site-find"), found = document.getElementById("site-found");
+  let chosen = -1;
+  const plain = (text) => text.toLowerCase();
+  function score(entry, words) { // every word must be there; a title counts more than a heading, a heading more than text
+    const [title, heading, , text] = entry.map(plain);
+    let total = 0;
+    for (const word of words) {
+      if (title === word) total += 60;
+      else if (title.startsWith(word)) total += 30;
+      else if (title.includes(word)) total += 18;
+      else if (heading.includes(word)) total += 12;
+      else if (text.includes(word)) total += 4;
+      else return 0; // not at all
+    }
+    const part = entry[2].startsWith("api/") ? (text ? 0 : -10) : 3; // a bare value is rarely meant
+    return total + part - Math.min(2, title.length / 60);
+  }
+  const marked = (text, words) => {
+    const made = document.createDocumentFragment();
+    const pattern = words.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|");
+    text.split(new RegExp(`(${pattern})`, "i")).forEach((part, at) => {
+      if (at % 2) { const mark = document.createElement("mark"); mark.textContent = part; made.append(mark); } else made.append(part);
+    });
+    return made;
+  };
+  function around(text, words) { // the part of a text where the first word stands
+    const at = Math.max(0, ...words.map((word) => plain(text).indexOf(word)).filter((n) => n >= 0).slice(0, 1));
+    return (at > 50 ? "… " : "") + text.slice(Math.max(0, at - 40), at + 120);
+  }
+  function search() {
+    const words = plain(field.value).split(/\s+/).filter(Boolean);
+    found.replaceChildren();
+    chosen = -1;
+    const best = words.length ? SEARCH.map((entry) => [score(entry, words), entry]).filter(([n]) => n !== 0).sort((a, b) => b[0] - a[0]).slice(0, 14) : [];
+    for (const [, [title, heading, address, text]] of best) {
+      const line = document.createElement("li");
+      line.setAttribute("role", "option");
+      const link = document.createElement("a");
+      link.href = base + address;
+      const name = document.createElement("b");
+      name.append(marked(title, words));
+      link.append(name);
+      if (heading) { const more = document.createElement("span"); more.append(" · ", marked(heading, words)); link.append(more); }
+      const words_ = document.createElement("p");
+      words_.append(marked(around(text, words), words));
+      link.append(words_);
+      line.append(link);
+      found.append(line);
+    }
+    if (words.length && !best.length) found.append(Object.assign(document.createElement("li"), { textContent: "Nothing is called that." }));
+    found.hidden = !words.length;
+    field.setAttribute("aria-expanded", String(!found.hidden));
+  }
+  field.addEventListener("input", search);
+  field.addEventListener("focus", search);
+  field.addEventListener("keydown", (event) => {
+    const lines = [...found.querySelectorAll("a")];
+    if (event.key === "Escape") { field.value = ""; search(); field.blur(); }
+    if (event.key === "Enter" && lines.length) lines[Math.max(0, chosen)].click();
+    if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
+    event.preventDefault();
+    chosen = Math.min(lines.length - 1, Math.max(0, chosen + (event.key === "ArrowDown" ? 1 : -1)));
+    lines.forEach((line, at) => line.parentNode.setAttribute("aria-selected", String(at === chosen)));
+    if (lines[chosen]) lines[chosen].scrollIntoView({ block: "nearest" });
+  });
+  document.addEventListener("click", (event) => { if (!event.target.closest(".find")) found.hidden = true; });
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input, textarea, select");
+    if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) { event.preventDefault(); field.focus(); }
+  });
+})();
