@@ -164,6 +164,19 @@ def test_too_many_words_lose_their_maps_and_not_their_text(
     assert view.heat and not view.words and not view.cells and not view.columns
 
 
+@pytest.mark.parametrize(
+    ("words", "bits"),
+    [(2, (16, 16)), (25, (16, 8)), (200, (16, 0))],
+    ids=["few", "many", "too many"],
+)
+def test_numbers_of_64_samples_stay_within_their_share(words: int, bits: tuple[int, int]) -> None:
+    """A caption of 25 words keeps all its maps, in 8 bits; one of 200 keeps its own map alone."""
+    maps = np.random.default_rng(0).random((words, 16, 16)).astype(np.float32)
+    spans = np.stack([np.arange(words), np.arange(words) + 1], axis=1)
+    one = Sample(id="a", text="x" * words, spans=spans, word_cells=maps, cells=maps[0])
+    assert cards._bits([one] * 64) == bits
+
+
 def test_hard_attention_is_a_veil_with_sharp_edges() -> None:
     cells = np.zeros((4, 4))
     cells[0, :2] = 1
