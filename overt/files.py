@@ -339,7 +339,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     value = read_json(path)
     mark = value.pop("sha256", None) if isinstance(value, dict) else None
     if mark is None:
-        raise Damaged(f"{path} holds no SHA-256 of itself: it was cut, or not written by overt.")
+        raise Damaged(f"{path} holds no SHA-256 of itself, as overt now writes it; make it again.")
     whole = _as_json(path, {**value, "sha256": mark}).encode()
     if mark != hashlib.sha256(_as_json(path, value).encode()).hexdigest() or whole != _read(
         path, _LARGEST_JSON

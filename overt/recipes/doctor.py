@@ -61,7 +61,7 @@ def check_run(path: Path) -> None:
     """Refuse what is neither the folder of a run nor a store of shards."""
     if not path.is_dir():
         raise BadInput(f"{path} is not a folder; name the folder of a run.")
-    if not _is_run(path) and path not in repair.stores(path):
+    if not _is_run(path) and not repair.is_store(path):
         raise BadInput(f"{path} holds no run: it has no results.json, log or checkpoints.")
 
 

@@ -64,6 +64,11 @@ def stores(path: Path) -> list[Path]:
     return sorted(one for one in found if not _is_aside(one, path))
 
 
+def is_store(path: Path) -> bool:
+    """Whether a folder itself is one of shards; what is below it is not looked at."""
+    return any((path / name).exists() for name in STORES) or any(path.glob(f"{SHARD}*/shard.json"))
+
+
 def stages(path: Path) -> list[Path]:
     """The folders of checkpoints, one a stage."""
     parent = path / "checkpoints"
@@ -146,7 +151,7 @@ def _shards(path: Path, store: Path) -> Iterator[Repair]:
 
 def _finished(path: Path) -> Iterator[Repair]:
     """The files of a run that has come to its end, or was about to."""
-    if path in stores(path):
+    if is_store(path):
         return
     again = "--resume judges the trained model again and writes it anew"
     wrong = {one: why for one in parts(path) if (why := why_broken(one))}

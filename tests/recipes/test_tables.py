@@ -88,6 +88,7 @@ def test_results_from_before_a_setting_are_reused_where_it_stands_at_its_default
     results = files.read_json(place / "results.json")
     del results["settings"]["train.patience"]
     files.write_json(place / "results.json", results)
+    files.seal(place, ["results.json"])
     assert sources(fill(rows=["plain"], committed=kept, seeds=1)) == {"plain": ["committed"]}
     other = fill(rows=["plain"], committed=kept, seeds=1, sets=["train.patience=3"])
     assert sources(other) == {"plain": ["run"]}
