@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -93,3 +94,18 @@ def test_a_report_of_weaknesses_is_judged(audit: ModuleType) -> None:
     for nothing in (json.dumps({"dependencies": [skipped]}), "", "no connection"):
         wrong, told = audit.judged(nothing)
         assert wrong == [] and told.startswith("SKIPPED: ")
+
+
+def test_every_promise_of_the_security_page_names_its_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    promises = text.partition("## What we promise")[2].partition("## What we do not")[0]
+    paragraphs = [one for one in promises.split("\n\n") if one.strip()]
+    assert len(paragraphs) >= 8
+    for paragraph in paragraphs:
+        links = [link for link in re.findall(r"\]\(([^)]+)\)", paragraph) if "tests/" in link]
+        assert links, paragraph[:60]
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (ROOT / link).exists(), link
+    for path in (ROOT / "tests" / "trust").glob("test_1[0-7]_*.py"):
+        named = path.name in text or path.name.startswith("test_14_fuzz")
+        assert named, f"{path.name} is not on the page"

@@ -66,7 +66,7 @@ def attempt(source: Path | bytes) -> np.ndarray | str:
 def test_fuzzed_pictures(tmp_path: Path, full: bool, reached: Callable[..., None]) -> None:
     """From a file and from memory alike; a PNG, which has checksums, never with other pixels."""
     dice = random.Random(11)
-    count = 5_000 if full else 200
+    count = 2_000 if full else 200
     whole = {name: attempt(data) for name, data in ORIGINALS.items()}
     theirs = {name: plainly(data) for name, data in ORIGINALS.items()}
     refused = decoded = other = 0
@@ -283,7 +283,7 @@ def test_fuzzed_uploads_are_answered_in_a_sentence(
     app = make(Shelf(offer([str(tmp_path / "soft")])))
     statuses: dict[int, int] = {}
     faults = 0
-    count = 1_000 if full else 100
+    count = 300 if full else 100
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         for number in range(count):
             kind, data = dice.choice(list(ORIGINALS.items()))

@@ -141,10 +141,8 @@ def test_a_few_fuzzed_command_lines(playground: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_thousand_fuzzed_command_lines(
-    playground: Path, reached: Callable[..., None], full: bool
-) -> None:
-    count = 5_000 if full else 1_000
+def test_a_thousand_fuzzed_command_lines(playground: Path, reached: Callable[..., None]) -> None:
+    count = 1_000
     codes = fuzz(RUNS | LOOKS | LINES, count)
     assert sum(codes.values()) >= count and codes[2] > count // 4 and codes[0] > 0
     reached(
@@ -168,11 +166,11 @@ def naively(recipe: Any, change: str) -> Any:
 
 
 @pytest.mark.long
-def test_a_thousand_fuzzed_settings_of_recipes(reached: Callable[..., None], full: bool) -> None:
+def test_a_thousand_fuzzed_settings_of_recipes(reached: Callable[..., None]) -> None:
     """Refused in a sentence, or a recipe that is the same after being written and read."""
     told = {"taken": 0, "refused": 0, "raised": 0}
     change = st.builds("{}={}".format, st.sampled_from([*KEYS, "x.y", "train", ""]), VALUES)
-    count = 5_000 if full else 1_000
+    count = 1_000
 
     @hypothesis.settings(max_examples=count)
     @hypothesis.given(st.sampled_from(sorted(REAL)), st.lists(change, min_size=1, max_size=3))
@@ -213,7 +211,7 @@ def test_fuzzed_files_of_a_run(tmp_path: Path, full: bool, reached: Callable[...
     whole = path.read_bytes()
     value = json.loads(whole)
     strange: list[Any] = [None, [], {}, "", 0, -1, 1e308, "\0", "../..", [[]], {"a": {}}, True]
-    count = 2_000 if full else 300
+    count = 1_000 if full else 300
     refused = raised = 0
     for number in range(count):
         if number % 2:

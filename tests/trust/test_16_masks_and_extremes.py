@@ -135,7 +135,7 @@ def naive(scores: Tensor, mask: Tensor | None, target: Tensor) -> bool:
 def test_losses_are_finite_or_a_defined_zero(full: bool, reached: Callable[..., None]) -> None:
     count = {"ours": 0, "naive": 0}
 
-    @settings(max_examples=5_000 if full else 500)
+    @settings(max_examples=2_000 if full else 500)
     @given(CASES, st.sampled_from(sorted(LOSSES)))
     def one(case: dict[str, Any], name: str) -> None:
         scores, mask, target = made(case)
