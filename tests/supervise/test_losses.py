@@ -11,7 +11,8 @@ from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, words
 from overt.supervise import classification, cross_entropy, kl, mse, soft_classification
-from overt.supervise.losses import NOTHING
+from overt.supervise.grounding import bce_log
+from overt.supervise.losses import NOTHING, steady
 from tests.supervise.maps import random_map, random_target, rows_of
 
 LOSSES = {"cross_entropy": cross_entropy, "kl": kl, "mse": mse}
@@ -326,3 +327,28 @@ def test_sixteen_bits_stay_finite(seed, scale, kind, name, keys, seen, plain):
     assert scores.grad.isfinite().all()
     idle = ~(mask.any(dim=-1) & (wanted.sum(dim=-1)[:, 0, 0] > 0))
     assert not scores.grad.transpose(1, 3)[idle].any()
+
+
+def test_plain_weights_too_small_for_their_format_get_no_gradient_and_never_nan():
+    scores = torch.tensor([[[[[16.0, 0.0]]]]], dtype=torch.float16, requires_grad=True)
+    weights = scores.softmax(dim=-1)
+    assert 0 < weights[..., 1] < torch.finfo(torch.float16).tiny
+    wanted = AttentionMap(torch.tensor([[[[[0.3, 0.7]]]]]), words(2))
+    for compare in (cross_entropy, kl, bce_log):
+        found = compare(AttentionMap(weights, words(2)), wanted)
+        (slope,) = torch.autograd.grad(found.total, scores, retain_graph=True)
+        assert found.total.isfinite() and slope.isfinite().all()
+    large = steady(AttentionMap(torch.tensor([[[[[0.5, 0.5]]]]], requires_grad=True), words(2)))
+    assert torch.autograd.grad(large.values.log().sum(), large.values)[0].tolist() == [[[[[2, 2]]]]]
+
+
+def test_the_cost_from_regions_to_text_is_the_same_by_logarithms():
+    scores = torch.randn(2, 1, 2, 3, 5, dtype=torch.float64, requires_grad=True)
+    wanted = AttentionMap(torch.rand(2, 1, 1, 3, 5), words(5), words(3, "queries"))
+    logs = AttentionMap.from_scores(scores, words(5), words(3, "queries"))
+    plain = AttentionMap(logs.weights, words(5), words(3, "queries"))
+    slopes = []
+    for one in (logs, plain):
+        total = bce_log(one, wanted).total
+        slopes.append(torch.autograd.grad(total, scores, retain_graph=True)[0])
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-9, atol=1e-12)
