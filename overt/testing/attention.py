@@ -2,9 +2,11 @@
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import jaxtyping
 import torch
 from torch import Tensor, nn
 
@@ -83,7 +85,12 @@ def examine_attention_module(
     if unknown:
         raise ValueError(f"there is no check {unknown[0]!r}; there are {', '.join(NAMES)}")
     found: dict[str, str | None] = {}
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.enable_grad(),
+        warnings.catch_warnings(),
+        _without_shape_checks(),
+    ):
         warnings.simplefilter("ignore")  # of compilers and gradient checks
         case = _case(module, attend, sizes, tuple(unreached), tolerance)
         if isinstance(case, str):
@@ -115,6 +122,17 @@ def _case(
         attention.detach() if isinstance(attention, AttentionMap) else attention,
     )
     return Case(fresh, attend, sizes, given, answer, unreached, tolerance)
+
+
+@contextmanager
+def _without_shape_checks() -> Iterator[None]:
+    """Shapes of signatures go unchecked: who checks them draws random numbers to do so."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def _asked(check: Check, case: Case) -> str | None:

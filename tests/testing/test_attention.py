@@ -1,3 +1,4 @@
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -13,12 +14,6 @@ from overt.testing.attention import CHECKS, NAMES
 from tests.testing.broken import AddsEverything, Half, Honest, NoMap, Spare
 
 QUICK = tuple(check for check in CHECKS if check not in attending.SLOW)
-
-
-@pytest.fixture(autouse=True)
-def _as_for_users(monkeypatch):
-    """Shapes are not checked for users: who checks them draws random numbers."""
-    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
 
 
 def test_an_honest_module_passes_and_the_report_says_so():
@@ -89,6 +84,12 @@ def test_the_attention_of_torch_breaks_two_promises():
         "nothing_to_see_gives_nothing",
         "nothing_to_see_has_a_finite_gradient",
     ]
+
+
+def test_shapes_are_checked_again_afterwards():
+    before = jaxtyping.config.jaxtyping_disable
+    examine_attention_module(Honest(), checks=attending.FIRST)
+    assert jaxtyping.config.jaxtyping_disable == before
 
 
 def test_names_are_those_of_the_checks():
