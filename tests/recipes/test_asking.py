@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from overt.errors import BadInput, Damaged, Failed
-from overt.recipes.asking import Asked, Given, ask, is_picture, read, run
+from overt.recipes.asking import Asked, Given, ask, is_picture, operations, photo, read, run
 from overt.recipes.opening import Subject, open_model
 from tests.recipes import foreign
 
@@ -171,3 +171,21 @@ def test_a_model_that_fails_on_its_input_is_said_to() -> None:
 
     with pytest.raises(MemoryError):
         run("odd", Asked({}, exhaust, Given()))
+
+
+def test_a_photo_is_read_alone(tmp_path: Path) -> None:
+    assert photo(str(foreign.photo(tmp_path / "p.png", (60, 90)))).shape == (60, 90, 3)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_the_work_of_a_pass_is_told_to_a_factor_of_two(shelf: foreign.Shelf, name: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    subject = open_model(shelf[name])
+    tokens = torch.ones(1, 32, dtype=torch.long)
+    subject.model.set_attn_implementation("eager")  # the counter knows plain products best
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        subject.model(input_ids=tokens)
+    told = operations(subject.model, 32)
+    assert counter.get_total_flops() / 2 < told < 2 * counter.get_total_flops()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from overt.attention import AttentionMap, Layout, Span, words
-from overt.geometry import PixelGeometry, TextGeometry
+from overt.attention import AttentionMap, Kind, Layout, Span, grid, regions, words
+from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
 from overt.show import browse
 from overt.show.browse import Photos, described, fitted, page, placed
 from overt.show.look import save
@@ -132,3 +132,27 @@ def test_half_a_surrogate_pair_is_no_error() -> None:
 
 def test_the_limit_is_what_a_browser_opens_at_once() -> None:
     assert browse.MOST_WEIGHTS * 2 * 4 / 3 <= 16_000_000  # base64 of two bytes a weight
+
+
+@pytest.mark.parametrize("photo", [True, False], ids=["photo", "bare"])
+def test_boxes_are_told_as_shares_of_their_photo(photo: bool, tmp_path: Path) -> None:
+    where = RegionGeometry(torch.tensor([[[0.0, 0.0, 8.0, 4.0], [8.0, 4.0, 16.0, 8.0]]]))
+    attention = AttentionMap.from_cells(torch.tensor([[0.25, 0.75]]), regions(2, geometry=where))
+    photos = {"regions": np.zeros((8, 16, 3), dtype=np.uint8)} if photo else {}
+    made = panel(attention, "boxes", photos=photos)
+    [block] = described(made, usual(made), Photos())["keys"]["blocks"]
+    assert block["kind"] == "boxes" and block["at"] == [0, 1] and block["size"] == [16, 8]
+    assert block["boxes"] == [[0, 0, 0.5, 0.5], [0.5, 0.5, 1, 1]] and ("photo" in block) == photo
+    assert save(tmp_path / "boxes.png", [made]).stat().st_size > 1000
+
+
+def test_kept_cells_are_told_apart_from_weights(tmp_path: Path) -> None:
+    kept = AttentionMap.from_cells(torch.tensor([[1.0, 0.0]]), grid(1, 2))
+    hard = AttentionMap(kept.values, kept.keys, kind=Kind.AMOUNT)
+    photo = {"image": np.full((8, 16, 3), 90, dtype=np.uint8)}
+    made = panel(hard, "kept", photos=photo)
+    assert described(made, usual(made), Photos())["hard"]
+    soft = panel(kept.normalize(), "soft", photos=photo)
+    assert not described(soft, usual(soft), Photos())["hard"]
+    pictures = [save(tmp_path / f"{one.title}.png", [one]).read_bytes() for one in (made, soft)]
+    assert pictures[0] != pictures[1]

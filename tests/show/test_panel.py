@@ -4,16 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, words
+from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, regions, words
 from overt.errors import BadInput
-from overt.geometry import TextGeometry
+from overt.geometry import RegionGeometry, TextGeometry
 from overt.show.panel import (
     Choice,
     block,
+    boxed,
     caption,
     cells,
     choose,
     find,
+    is_hard,
     labels,
     others,
     panel,
@@ -136,3 +138,20 @@ def test_what_stands_in_no_picture_and_no_text_is_listed() -> None:
 @pytest.mark.parametrize(("token", "plain"), [("▁The", "the"), ("end</w>", "end"), ("##", "")])
 def test_signs_for_joints_and_spaces_are_left_out(token: str, plain: str) -> None:
     assert plainly(token) == plain
+
+
+def test_boxes_are_a_kind_of_their_own() -> None:
+    where = RegionGeometry(torch.tensor([[[0.0, 0.0, 4.0, 4.0], [4.0, 0.0, 8.0, 4.0]]]))
+    layout = regions(2, geometry=where) + grid(1, 2)
+    assert [span.name for span in boxed(layout)] == ["regions"] and others(layout) == []
+    assert boxed(grid(2, 2)) == []
+
+
+def test_hard_maps_keep_or_drop_and_weigh_nothing() -> None:
+    kept = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
+    hard = AttentionMap.from_cells(kept, grid(2, 2))
+    as_amount = AttentionMap(hard.values, hard.keys, kind=Kind.AMOUNT)
+    assert is_hard(as_amount)
+    assert not is_hard(AttentionMap(0.5 * hard.values, hard.keys, kind=Kind.AMOUNT))
+    assert not is_hard(AttentionMap(torch.ones_like(hard.values), hard.keys, kind=Kind.AMOUNT))
+    assert not is_hard(hard.normalize())
