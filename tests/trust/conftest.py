@@ -19,14 +19,16 @@ def full() -> bool:
 
 
 @pytest.fixture
-def reached(request: pytest.FixtureRequest, full: bool) -> Reached:
+def reached(request: pytest.FixtureRequest) -> Reached:
     """`reached(number, mark, figure, naive)` writes down what a test came to, for the table.
 
     It is called last, after what the test asserts. `mark` is what must be reached, `figure` what
     was, `naive` what the counterpart came to that must fail, where there is one. Each test has a
     file of its own under build/trust, so that processes side by side do not meet;
-    `python benchmarks/trust.py` makes the table of them.
+    `python benchmarks/trust.py` makes the table of them. A test that does not ask for `full` has
+    one form only, and that is the full one.
     """
+    full = "full" not in request.fixturenames or request.getfixturevalue("full")
 
     def write(number: int, mark: str, figure: str, naive: str = "") -> None:
         test = request.node.nodeid.rpartition("tests/trust/")[2]
