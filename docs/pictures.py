@@ -6,10 +6,9 @@ Pictures are brought to the width of a page and to a palette, so that each stays
 that the code of a page writes every picture the page shows.
 """
 
-import contextlib
-import io
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,11 +23,10 @@ WIDTH, COLOURS = 1100, 256
 
 def run(page: Path) -> str:
     """Run the blocks of a page in the present folder and give what they printed."""
-    namespace = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        for body in CODE.findall(page.read_text(encoding="utf-8")):
-            exec(compile(body, str(page), "exec"), namespace)  # noqa: S102  # our own page
-    return said.getvalue()
+    script = Path("page.py")
+    script.write_text("\n".join(CODE.findall(page.read_text(encoding="utf-8"))), encoding="utf-8")
+    done = subprocess.run([sys.executable, script], check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout
 
 
 def keep(source: Path, target: Path) -> None:
