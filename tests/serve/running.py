@@ -10,6 +10,7 @@ import uvicorn
 from overt.serve.running import listen
 
 PATIENCE = 120  # seconds that a test waits for what should come at once
+LONG = 600.0  # seconds that a question may wait on a machine with much else to do
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def ask(address: str, questions: Sequence[tuple[str, Any]], until: Callable[[int
 def once(address: str, path: str, body: Any = None) -> tuple[int, bytes]:
     """One request on a connection of its own: the status and all that was sent back."""
     place = urlsplit(address)
-    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=120)
+    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=600)
     try:
         if body is None:
             connection.request("GET", path)
@@ -121,9 +121,10 @@ def mixed(models: Sequence[str], body: Callable[..., dict[str, Any]]) -> list[tu
 def main(folder: str, seconds: float) -> None:
     """Ask for so long, and say what is held every minute."""
     from overt.serve.app import make
+    from overt.serve.line import Line
     from overt.serve.shelf import Shelf, offer
     from tests.serve.conftest import encoded
-    from tests.serve.running import served
+    from tests.serve.running import LONG, served
 
     shelf = Shelf(offer([folder]))
 
@@ -132,7 +133,7 @@ def main(folder: str, seconds: float) -> None:
 
     questions = mixed(shelf.names[:4], body)
     total, began = 0, time.monotonic()
-    with served(make(shelf)) as address:
+    with served(make(shelf, line=Line(patience=LONG))) as address:
         while time.monotonic() - began < seconds:
             end = time.monotonic() + 60
             total += ask(address, questions, lambda count, end=end: time.monotonic() > end)

@@ -16,7 +16,7 @@ from overt.serve.shelf import Shelf, offer
 
 @pytest.fixture(scope="module")
 def client(demo: Path) -> Iterator[TestClient]:
-    app = make(Shelf(offer([str(demo)])))
+    app = make(Shelf(offer([str(demo)])), line=Line(patience=600.0))
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as opened:
         yield opened
 

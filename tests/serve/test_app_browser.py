@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from overt.serve.app import make
+from overt.serve.line import Line
 from overt.serve.shelf import Shelf, offer
 from tests.serve.conftest import PHOTO, write_boxes, write_captioner, write_hard, write_run
-from tests.serve.running import PATIENCE, served
+from tests.serve.running import LONG, PATIENCE, served
 
 pytestmark = pytest.mark.long
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -41,7 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    with served(make(Shelf(offer([str(folder), str(folder / "others")])))) as at:
+    shelf = Shelf(offer([str(folder), str(folder / "others")]))
+    with served(make(shelf, line=Line(patience=LONG))) as at:
         yield at
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from overt.serve.app import make
+from overt.serve.line import Line
 from overt.serve.shelf import Shelf, offer
 from tests.serve import soaking
-from tests.serve.running import served
+from tests.serve.running import LONG, served
 
 MIB = 2**20
 WARM, ROUND = 100, 500  # requests
@@ -18,7 +19,7 @@ WARM, ROUND = 100, 500  # requests
 def test_what_is_held_does_not_grow_with_requests(demo: Path, kinds: Path, ask) -> None:
     shelf = Shelf(offer([str(demo), str(kinds / "hard")]))
     questions = soaking.mixed(shelf.names, ask)
-    with served(make(shelf)) as address:
+    with served(make(shelf, line=Line(patience=LONG))) as address:
         soaking.ask(address, questions, lambda count: count >= WARM)
         soaking.once(address, "/api/health")
         idle = soaking.holding()
