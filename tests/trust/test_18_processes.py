@@ -1,6 +1,7 @@
 """Trust 18: two processes have the gradients and metrics of one, whoever has supervised rows."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,14 +88,28 @@ def test_scorecards_and_surrogates_of_two_processes_are_those_of_one(
     out: Path, tmp_path: Path, reached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as in the other processes
-    together.share_out(tmp_path)
-    ours, theirs = tree(out), tree(tmp_path)
+    together.share_out(tmp_path / "one")
+    ours, theirs = tree(out), tree(tmp_path / "one")
     assert len(ours) > 10 and ours == theirs
+    for part in ("scorecard", "surrogates"):
+        shutil.copytree(out / part, tmp_path / "half" / part)
+    lost = remove_every_other(tmp_path / "half")
+    together.share_out(tmp_path / "half")  # as after one of the two was killed
+    assert lost > 2 and tree(tmp_path / "half") == ours
     reached(
         18,
-        "metrics equal exactly",
-        f"{len(ours)} files of a scorecard and of surrogates with the same bytes",
+        "metrics equal exactly; shared work resumes",
+        f"{len(ours)} files of a scorecard and of surrogates with the same bytes, also after "
+        f"{lost} shards were lost",
     )
+
+
+def remove_every_other(folder: Path) -> int:
+    """Take away the shards of the second process."""
+    shards = [*sorted(folder.glob("*/parts/part-*")), *sorted(folder.glob("*/shard-*"))]
+    for shard in shards[1::2]:
+        shutil.rmtree(shard)
+    return len(shards[1::2])
 
 
 def tree(folder: Path) -> dict[str, str]:
