@@ -42,7 +42,7 @@ def reached(request: pytest.FixtureRequest) -> Reached:
         }
         folder = Path(os.environ.get("OVERT_TRUST_FIGURES") or ROOT / "build" / "trust")
         folder.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"\W+", "-", f"{number:02d}-{test}").strip("-")
+        name = re.sub(r"\W+", "-", f"{number:02d}-{test}-{'full' if full else 'short'}")
         (folder / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
 
     return write

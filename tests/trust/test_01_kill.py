@@ -68,7 +68,7 @@ def naive_is_readable(out: Path) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_that_is_killed_ends_in_the_same_bytes(tmp_path, reached, full, workers) -> None:
-    limits, count = replace(lives.LIMITS, workers=workers), 50 if full else 12
+    limits, count = replace(lives.LIMITS, workers=workers), 50 if full else 8
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert lives.outcome(lives.forked(lambda: lives.live(whole, limits))) == 0
     unreadable = end_lives(killed, lambda: lives.live(killed, limits), ours_is_readable, count)

@@ -244,7 +244,7 @@ def surveyed(kind: str, parent: Path, count: int, naive: bool) -> dict[str, obje
 
 @pytest.mark.long
 def test_no_mutated_artefact_is_read_with_other_values(tmp_path, reached, full) -> None:
-    each = 125 if full else 40
+    each = 125 if full else 25
     found = {kind: surveyed(kind, tmp_path / kind / "ours", each, naive=False) for kind in KINDS}
     assert {kind: one["silent"] for kind, one in found.items()} == dict.fromkeys(KINDS, 0)
     assert {name for one in found.values() for name in one["raised"]} == {Damaged.__name__}
