@@ -32,6 +32,7 @@ class Case:
         return {span.name: len(span) for one in self.output.attention for span in one.keys.spans}
 
     def mask(self, name: str, value: float) -> Float[Tensor, "b k"]:
+        """A mask over one span with the same value everywhere."""
         device = self.output.prediction.device
         return torch.full((len(self.batch), self.spans()[name]), value, device=device)
 
