@@ -200,9 +200,7 @@ class Site:
         if marks not in self.readers:
             self.readers[marks] = markdown.Markdown(extensions=[*EXTENSIONS, *marks])
         reader = self.readers[marks].reset()
-        reader.treeprocessors.register(
-            Links(source, place, self), "links", 1
-        )
+        reader.treeprocessors.register(Links(source, place, self), "links", 1)
         return coloured(reader.convert(text))
 
     def about(self, docstring: str, module: api.Module) -> str:
