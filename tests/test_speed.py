@@ -270,7 +270,7 @@ def over(ways: dict[str, Callable[[], object]], slow: str, quick: str, rounds: i
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("size", "least"), [(164, 1 / 2.4), (512, 1 / 2.1)])
+@pytest.mark.parametrize(("size", "least"), [(164, 1 / 2.4), (512, 1 / 2.1)], ids=["164", "512"])
 def test_supervision_is_cheap(size, least):
     grounding = load("sections.grounding")
     torch.set_num_threads(1)
