@@ -35,9 +35,9 @@ class Tap:
     has made, and no tensor of zeros is made at all.
     """
 
-    def __init__(self) -> None:
-        self.parts: list[tuple[int, Index, Part]] = []
-        self.tensor: Tensor = torch.empty(0)
+    def __init__(self, tensor: Tensor, parts: "list[tuple[int, Index, Part]]") -> None:
+        self.tensor = tensor
+        self.parts = parts
 
     def bring(self, index: Index, part: Part) -> None:
         """The gradient of some rows, for the backward pass that is under way."""
@@ -46,12 +46,8 @@ class Tap:
 
 def tap(*tensors: Tensor) -> tuple[Tap, ...]:
     """Taps of tensors whose gradients come together, as those of queries and keys: one node."""
-    found = tuple(Tap() for _ in tensors)
-    for one, tensor in zip(
-        found, _Tapped.apply([one.parts for one in found], *tensors), strict=True
-    ):
-        one.tensor = tensor
-    return found
+    parts: list[list[tuple[int, Index, Part]]] = [[] for _ in tensors]
+    return tuple(map(Tap, _Tapped.apply(parts, *tensors), parts))
 
 
 class _Tapped(torch.autograd.Function):
