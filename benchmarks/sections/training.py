@@ -5,8 +5,8 @@ for bytes. A step cannot take less than its operations over the one, nor than th
 move over the other: what is kept for the backward pass is written once and read once, and a
 parameter is read twice, its gradient written and read, and its state read and written. The share
 of the limit is the larger of these two over what the step takes. Operations are those PyTorch
-counts; bytes are fewer than a network without perfect fusion moves. On a machine with other work the
-limits are measured too low, and a share may then be above one.
+counts; bytes are fewer than a network without perfect fusion moves. On a machine with other work
+the limits are measured too low, and a share may then be above one.
 """
 
 import tempfile
