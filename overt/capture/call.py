@@ -90,12 +90,13 @@ class Projected:
         """The logits of some rows and keys; -inf where a query may not look."""
         with torch.autocast(self.query.device.type, enabled=False):
             precise = torch.promote_types(self.query.dtype, torch.float32)
-            query = take(self.query, rows, 2).to(precise) * self.scale  # fewer than the scores
+            query = take(self.query, rows, 2).to(precise)
             key = take(self.key, keys, 2).to(precise)
             g = key.shape[1]
             grouped = rearrange(query, "b (g n) s d -> b g n s d", g=g)
             scores = grouped @ rearrange(key, "b g r d -> b g 1 d r")
-            scores = rearrange(scores, "b g n s r -> b (g n) s r")
+            # models written out scale the scores, and large scores show the difference
+            scores = rearrange(scores, "b g n s r -> b (g n) s r") * self.scale
             return self.shaped(scores, rows, keys)
 
     def shaped(

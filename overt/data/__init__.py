@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from overt.data.photos import PhotoSet
     from overt.data.phrases import Expressions, flickr30k_phrases, refcoco, refer
     from overt.data.pictures import Pictures
-    from overt.data.readable import Readable, readable
     from overt.data.resident import Resident, crop_and_flip, shift, vary
     from overt.data.rooms import scene67
     from overt.data.scenes.store import Scenes
     from overt.data.sets import root_of
+    from overt.data.skipping import Readable, readable
     from overt.data.sortclevr import SortOfClevr
     from overt.data.source import Source
     from overt.data.splits import Labels, Split
@@ -144,7 +144,7 @@ _HOMES = {
     "photos": ("PhotoSet",),
     "phrases": ("Expressions", "flickr30k_phrases", "refcoco", "refer"),
     "pictures": ("Pictures",),
-    "readable": ("Readable", "readable"),
+    "skipping": ("Readable", "readable"),
     "resident": ("Resident", "crop_and_flip", "shift", "vary"),
     "rooms": ("scene67",),
     "scenes.store": ("Scenes",),

@@ -21,7 +21,7 @@ from overt.data.batch import Batch
 from overt.data.bottomup import BottomUp
 from overt.data.features import FeatureCache, Key, build
 from overt.data.photos import Entry, PhotoSet
-from overt.data.readable import readable
+from overt.data.skipping import readable
 from overt.errors import BadInput, Damaged
 from overt.recipes.opening import locate, open_model
 from overt.supervise.surrogate.kept import Surrogates

@@ -100,7 +100,7 @@ def test_the_page_shows_every_level_and_the_last_two_joined(run: Callable[..., A
         assert sample.cells is not None
         np.testing.assert_allclose(sample.levels["8x8"], sample.cells, rtol=1e-5)
         assert sample.levels["32x32"].sum() == pytest.approx(1, abs=1e-4)
-    assert page.count('<figure class="level">') == 4 * len(shown)
+    assert page.count('<figure class="level"') == 4 * len(shown)
     place, _ = run("ltpa-cifar10", "model.levels=1", out="one")
     assert all(not sample.levels for sample in load_gallery(place / "gallery"))
     assert '<figure class="level">' not in (place / "report.html").read_text()

@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from overt.data.photos import Entry, PhotoSet
-from overt.data.readable import readable
+from overt.data.skipping import readable
 from overt.data.source import Source
 from overt.errors import BadInput, Damaged
 
