@@ -34,3 +34,18 @@ def region_map(weights: torch.Tensor, text: str = TEXT) -> AttentionMap:
 
 def softmaxed(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).softmax(dim=-1)
+
+
+class Attend(torch.nn.Module):
+    """Two layers of attention over the input itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, x, x, need_weights=False)[0]
+        return x

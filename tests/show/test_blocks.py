@@ -8,21 +8,7 @@ from overt import watch
 from overt.attention import AttentionMap, Layout, Span, words
 from overt.capture.call import Call
 from overt.show.blocks import ROWS, Blocks, shrunk
-
-
-class Attend(torch.nn.Module):
-    """Two layers of attention over the input itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(
-            torch.nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x, x, x, need_weights=False)[0]
-        return x
+from tests.show.maps import Attend
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from overt.attention import POINT, AttentionMap, Layout, Span, grid
 from overt.capture.call import Call
 from overt.show.figure import DPI, save_figure
 from overt.show.heads import FINEST, head_maps, head_numbers, own_scale
-from tests.show.maps import region_map, softmaxed, text_map
+from tests.show.maps import Attend, region_map, softmaxed, text_map
 
 
 def tiles(figure) -> list[np.ndarray]:
@@ -62,21 +62,6 @@ def test_a_block_between_spans_and_the_picture_of_one_query():
     assert (strength(seen).argsort(axis=None) == wanted.argsort(axis=None)).all()
     (regions,) = tiles(head_maps(region_map(softmaxed(1, 1, 1, 8, 3)), "text", "regions"))
     assert regions.shape[:2] == (8, 3)
-
-
-class Attend(torch.nn.Module):
-    """Two layers of attention over the input itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(
-            torch.nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x, x, x, need_weights=False)[0]
-        return x
 
 
 def test_of_a_watched_model_the_same_is_drawn():

@@ -97,6 +97,11 @@ def gradients(
     batch["target"] = batch["target"].double()
     output = model(batch)
     objective(classification(output.prediction, batch["labels"]), output.loss).backward()
+    return gathered(model)
+
+
+def gathered(model: nn.Module) -> dict[str, Tensor]:
+    """The whole gradient of every parameter that has one, however the model is wrapped."""
     found = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overt import files
@@ -27,6 +26,7 @@ from overt.models.adopting.adopted import Adopted, adopt
 from overt.supervise import Loss, classification, cross_entropy
 from overt.train import Limits, Losses, ParameterSet, Progress, fit, processes, shared_mean
 from overt.train.loop import mixed
+from tests.train.wrapped import gathered
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -263,13 +263,7 @@ def wrapped_gradients(
         model.zero_grad()
         output = model(dict(batch))
         objective(classification(output.prediction, batch["labels"]), output.loss).backward()
-    found = {}
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        if gradient is not None:
-            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-            found[name.removeprefix("module.")] = whole.contiguous()
-    return found
+    return gathered(model)
 
 
 def rows_of(batch: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
