@@ -1,10 +1,11 @@
 """From a recipe's plain values to data, model and stages."""
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from overt import models, supervise
 from overt.data.batch import Batch
@@ -18,6 +19,7 @@ from overt.recipes.recipe import Context, Precision, Train
 from overt.recipes.scenes import Look, Model, ScenesRecipe, Target
 from overt.recipes.spoken import spoken
 from overt.train import (
+    AttentionMonitor,
     Fitted,
     Limits,
     Losses,
@@ -29,6 +31,7 @@ from overt.train import (
     processes,
     warm_then_cosine,
 )
+from overt.train.monitor import By, Note, Rows, by_outputs
 
 SPLITS = ("train", "val", "test")
 CELL = 8  # pixels a side of what the network sees as one cell of a scene
@@ -94,6 +97,7 @@ def experiment(
             seed=context.seed,
             device=context.device,
             monitor=monitor,
+            attention=watching(plan),
             resume=resume,
             reporter=reporter,
         )
@@ -149,7 +153,57 @@ def limits(plan: Train) -> Limits:
         save_every=plan.save_every,
         workers=plan.workers,
         bf16=plan.precision is Precision.BF16,
+        graph=plan.graph,
     )
+
+
+@contextmanager
+def by_decisions(net: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
+    """See the maps of all that a network of ours decides, whether it is called or asked in two.
+
+    A step that encodes once and decides several times never calls the network as a whole.
+    """
+    told = nn.Identity()  # has outputs, which `by_outputs` reads
+    decide = cast(models.Model, net).decide
+
+    def heard(*given: Any, **more: Any) -> models.Output:
+        return cast(models.Output, told(decide(*given, **more)))
+
+    with by_outputs(told, rows, note):
+        net.decide = heard  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            del net.decide  # what its class says is seen again
+
+
+def watching(plan: Train, by: By = by_decisions) -> AttentionMonitor | None:
+    """What the loop tells of attention on its way: nothing where `train.watch` is 0.
+
+    `by` is how the attention of a network is seen: in what it decides, or, where a network does not
+    decide but write, while it runs (`by_watching`). A network that is taught is looked at without
+    what teaches it. One that does not attend is refused at the first step.
+    """
+    if not plan.watch:
+        return None
+
+    @contextmanager
+    def seen(net: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
+        told: list[str] = []
+
+        def noted(name: str, *maps: Tensor) -> None:
+            told.append(name)
+            note(name, *maps)
+
+        with by(net.model if isinstance(net, supervise.Taught) else net, rows, noted):
+            yield
+        if not told:
+            raise BadInput(
+                f"train.watch={plan.watch} tells how attention does while a network trains, and "
+                "this one does not attend; leave it at 0."
+            )
+
+    return AttentionMonitor(every=plan.watch, by=seen)
 
 
 def source(data: DataSet) -> Source:

@@ -1,6 +1,7 @@
 """`fit`, the only training loop: checkpoints, exact resume, one process or many."""
 
 from overt.train.loop import (
+    Before,
     Fitted,
     Limits,
     Losses,
@@ -27,6 +28,7 @@ from overt.train.trainer import (
 __all__ = [
     "AttentionLoss",
     "AttentionMonitor",
+    "Before",
     "Fitted",
     "Limits",
     "Losses",

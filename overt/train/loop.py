@@ -11,12 +11,12 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from overt.train import checkpoint
 from overt.train.checkpoint import State
 from overt.train.monitor import AttentionMonitor, Pulse
 from overt.train.processes import Processes, processes
+from overt.train.recording import Recorder, SealedProgress, fuse, on_cuda
 from overt.train.report import Log, Reporter
 
 Losses = Mapping[str, Mapping[str, Loss]]
@@ -59,6 +60,7 @@ class Progress:
 
 
 Step = Callable[[nn.Module, Batch, Progress], Losses]
+Before = Callable[[Progress], Hashable]
 
 
 @dataclass
@@ -85,7 +87,11 @@ class ParameterSet:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long to train, in what portions, and when to look up."""
+    """How long to train, in what portions, and when to look up.
+
+    With `graph` a single process on a CUDA card records its steps and replays them, one recording
+    for each form of batch (`overt.train.recording`); elsewhere it changes nothing.
+    """
 
     epochs: int
     batch: int
@@ -96,6 +102,7 @@ class Limits:
     log_every: int = 20
     workers: int = 0
     bf16: bool = False
+    graph: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "accumulate", "save_every", "log_every"):
@@ -169,6 +176,7 @@ def fit(
     device: str = "auto",
     monitor: Monitor | None = None,
     attention: AttentionMonitor | None = None,
+    before: Before | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
 ) -> Fitted:
@@ -181,6 +189,10 @@ def fit(
     never saved. With `limits.patience` training ends
     as soon as more than that many validations in a row bring no new best, and the best weights are
     put back. With `attention` the log also tells how each layer's attention does, now and then.
+
+    `before(progress)` is called ahead of every step and is the place for what follows a schedule:
+    where steps are recorded, Python within them runs but a few times. It changes tensors in place,
+    and returns what tells apart steps that must not share a recording.
 
     Several processes share each batch and take the same steps as one would, as far as samples do
     not depend on each other: batch norm and batch-level losses see the share of their process, and
@@ -207,6 +219,7 @@ def fit(
         monitor,
         reporter,
         attention,
+        before,
     )
     return run.go(resume)
 
@@ -268,6 +281,7 @@ class _Run:
         monitor: Monitor | None,
         reporter: Reporter | None,
         attention: AttentionMonitor | None,
+        before: Before | None,
     ) -> None:
         self.model, self.data, self.step, self.sets = model, data, step, sets
         self.limits, self.stage, self.ranks, self.monitor = limits, stage, ranks, monitor
@@ -275,7 +289,7 @@ class _Run:
         self.checkpoints = out / "checkpoints" / stage
         self.log = Log(out, enabled=ranks.first)
         self.reporter = reporter if reporter and ranks.first else Reporter(enabled=ranks.first)
-        self.attention = attention
+        self.attention, self.before = attention, before
         self.pulse: Pulse | None = None
         self.stop_signal = 0
         self.agreed: list[str] = []
@@ -286,11 +300,14 @@ class _Run:
         if limits.steps is not None:
             self.steps = min(self.steps, limits.steps)
         self.optimizers = {name: one.optimizer for name, one in sets.items()}
+        self.recorder: Recorder[_Gradients] | None = None
 
     # --- the loop
 
     def go(self, resume: bool) -> Fitted:
         self.restore(resume)
+        if self.limits.graph and self.ranks.device.type == "cuda" and self.ranks.world == 1:
+            self.record()
         self.ranks.share(self.model.state_dict().values())
         state = self.state
         if not state.done:
@@ -342,18 +359,44 @@ class _Run:
             for group, rate in zip(one.optimizer.param_groups, one.rates, strict=True):
                 group["lr"] = rate * one.schedule(self.progress.fraction)
             one.optimizer.zero_grad(set_to_none=True)
-        sums = self.accumulate(window) if len(window) > 1 else self.at_once(window[0])
-        lengths = []
-        for one in self.sets.values():
-            self.ranks.sum_gradients(one.parameters)
-            lengths.append(gradient_norm(one.parameters).to(sums.table))
-        totals, norms = self.read(sums, lengths)
+        found = self.gradients(window)
+        totals, norms = self.read(found)
         self.refuse_non_finite(totals, norms, window)
         for name, one in self.sets.items():
             if one.clip is not None:
                 scale_gradients(one.parameters, min(1.0, one.clip / (norms[name] + 1e-6)))
             one.optimizer.step()
         return totals
+
+    def gradients(self, window: Sequence["_Part"]) -> "_Gradients":
+        """The gradients of a window in the parameters: made, or replayed where that can be."""
+        case = None if self.before is None else self.before(self.progress)
+        alone = len(window) == 1 and not self.due
+        if self.recorder is not None and alone:
+            self.seed(0)
+            return self.recorder(window[0].batch, case)
+        return self.made(window)
+
+    def record(self) -> None:
+        """From now on, record steps and replay them."""
+        pool: list[object] = []
+        parameters = [p for one in self.sets.values() for p in one.parameters]
+        self.recorder = Recorder(
+            lambda batch: self.made([_Part(batch, counts=True)]),
+            parameters,
+            lambda work: on_cuda(work, pool),
+        )
+        for optimizer in self.optimizers.values():
+            fuse(optimizer)
+
+    def made(self, window: Sequence["_Part"]) -> "_Gradients":
+        """The gradients of a window, summed over all processes, and their lengths by set."""
+        sums = self.accumulate(window) if len(window) > 1 else self.at_once(window[0])
+        lengths = []
+        for one in self.sets.values():
+            self.ranks.sum_gradients(one.parameters)
+            lengths.append(gradient_norm(one.parameters).to(sums.table))
+        return _Gradients(sums.names, torch.cat([sums.table.flatten(), torch.stack(lengths)]))
 
     def at_once(self, part: "_Part") -> "_Sums":
         """The gradients of a window of one batch: all counts are known before the backward pass."""
@@ -411,23 +454,35 @@ class _Run:
 
     def forward(self, part: "_Part", micro: int) -> Losses:
         """The losses of one batch, with random numbers that depend on nothing but the counters."""
-        state, limits = self.state, self.limits
-        seed_everything(mixed(state.seed, state.stage, state.step, micro, self.ranks.rank))
+        recording = self.recorder is not None and self.recorder.recording
+        if not recording:
+            self.seed(micro)
+        progress = cast(Progress, SealedProgress()) if recording else self.progress
         with (
-            torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=limits.bf16),
+            torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.limits.bf16),
             self.looking(micro),
         ):
-            losses = self.step(self.model, part.batch, self.progress)
+            losses = self.step(self.model, part.batch, progress)
         unknown = set(losses) - set(self.sets)
         if unknown:
             raise ValueError(f"losses for {sorted(unknown)}, but the sets are {sorted(self.sets)}")
         return losses if part.counts else {name: nothing(group) for name, group in losses.items()}
 
+    def seed(self, micro: int) -> None:
+        """Set every random generator for one batch of the step."""
+        state = self.state
+        seed_everything(mixed(state.seed, state.stage, state.step, micro, self.ranks.rank))
+
+    @property
+    def due(self) -> bool:
+        """Whether the attention of this step is looked at, here."""
+        at = self.attention
+        return at is not None and self.ranks.first and at.due(self.state.step)
+
     @contextmanager
     def looking(self, micro: int) -> Iterator[None]:
         """Watch the attention of this step if its turn has come."""
-        due = micro == 0 and self.attention is not None and self.attention.due(self.state.step)
-        if not (due and self.attention is not None and self.ranks.first):
+        if self.attention is None or micro or not self.due:
             yield
             return
         with self.attention.looking(self.model) as self.pulse:
@@ -496,22 +551,19 @@ class _Run:
         self.own = torch.stack([torch.stack(table.get(name, none)).sum(dim=0) for name in names])
         return _Sums(names, self.ranks.sum(self.own))
 
-    def read(
-        self, sums: "_Sums", lengths: Sequence[Tensor]
-    ) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
+    def read(self, found: "_Gradients") -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
         """The losses and the lengths of the gradients as numbers.
 
         All in one go, and not before the backward pass is under way: a card is waited for once a
         step. A loss that no process has is left out.
         """
-        flat = torch.cat([sums.table.flatten(), torch.stack(list(lengths))]).tolist()
-        rows = [flat[place : place + 3] for place in range(0, sums.table.numel(), 3)]
+        flat, sums = found.numbers.tolist(), 3 * len(found.names)
         totals = {
-            name: (total, count)
-            for name, (total, count, times) in zip(sums.names, rows, strict=True)
-            if times
+            name: (flat[place], flat[place + 1])
+            for name, place in zip(found.names, range(0, sums, 3), strict=True)
+            if flat[place + 2]
         }
-        return totals, dict(zip(self.sets, flat[sums.table.numel() :], strict=True))
+        return totals, dict(zip(self.sets, flat[sums:], strict=True))
 
     def agree(self, names: list[str]) -> list[str]:
         """The names of all losses on all processes, which must send messages of one size."""
@@ -705,6 +757,14 @@ class _Sums:
     def count(self, name: str) -> Tensor:
         """What to divide a loss by: its rows, or 1 where it has none."""
         return self.table[self.names.index(name), 1].clamp_min(1)
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """What is told of the gradients of a step: three numbers a loss, then a length a set."""
+
+    names: list[str]
+    numbers: Tensor
 
 
 def nothing(losses: Mapping[str, Loss]) -> dict[str, Loss]:

@@ -1,0 +1,186 @@
+"""Steps that are recorded once and replayed: a small model's step is mostly Python and launches.
+
+On a CUDA card the kernels of a step can be kept as a graph and sent off in one call. What is
+recorded is the forward and backward pass of one batch shape; Python does not run again. So a step
+must not read what changes in Python: the texts of a batch and the progress are sealed while it is
+recorded, and reading them is refused.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Generic, NoReturn, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from overt.data.batch import Batch
+from overt.errors import BadInput
+
+T = TypeVar("T")
+Replay = Callable[[], None]
+
+WARM = 2  # steps of a shape before it is recorded: kernels are chosen and compiled in them
+MOST = 32  # shapes that are recorded; later ones run as they always do
+
+# Given work, a replay of it and what it returned: tensors that each replay writes anew.
+Record = Callable[[Callable[[], T]], tuple[Replay, T]]
+
+
+def on_cuda(work: Callable[[], T], pool: list[Any]) -> tuple[Replay, T]:
+    """The kernels of `work` as a CUDA graph; `pool` is the memory that all recordings share."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool[0] if pool else None):
+        made = work()
+    if not pool:
+        pool.append(graph.pool())
+    return graph.replay, made
+
+
+class Sealed(tuple[str, ...]):
+    """Texts that can be counted and not read."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise BadInput(
+            "this step reads ids, groups or texts of its batch and cannot be recorded; set "
+            "train.graph=false"
+        )
+
+    __iter__ = __getitem__ = __contains__ = _refuse
+
+
+class SealedProgress:
+    """A progress that nothing can be read of."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BadInput(
+            f"this step reads its progress ({name}) and cannot be recorded: let `before` of fit "
+            "see to it, or set train.graph=false"
+        )
+
+
+def tensors(value: object) -> Iterator[Tensor]:
+    """All tensors within a batch, always in the same order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value):
+        for one in fields(value):
+            yield from tensors(getattr(value, one.name))
+    elif isinstance(value, tuple) and value and not isinstance(value[0], str):
+        for part in value:
+            yield from tensors(part)
+
+
+def form(value: object) -> Hashable:
+    """What two batches must have in common to be replayed by one recording.
+
+    Everything but the numbers in tensors and the texts.
+    """
+    match value:
+        case Tensor():
+            return value.shape, value.dtype, value.device
+        case slice():
+            return value.start, value.stop, value.step
+        case tuple():
+            if value and isinstance(value[0], str):
+                return len(value)
+            return tuple(form(one) for one in value)
+        case _ if is_dataclass(value):
+            return type(value), *(form(getattr(value, one.name)) for one in fields(value))
+    return value if isinstance(value, Hashable) else id(value)
+
+
+def sealed(value: Any) -> Any:
+    """A batch of the same form with tensors of its own, whose texts cannot be read."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, tuple):
+        if value and isinstance(value[0], str):
+            return Sealed(value)
+        return tuple(sealed(one) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{one.name: sealed(getattr(value, one.name)) for one in fields(value)}
+        )
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class Recording(Generic[T]):
+    """One recorded step: where its batch lies, and what a replay leaves behind."""
+
+    batch: Batch
+    replay: Replay
+    made: T
+    gradients: list[tuple[nn.Parameter, Tensor]]
+
+    def play(self, batch: Batch) -> T:
+        """The step on another batch of the same form."""
+        for ours, theirs in zip(tensors(self.batch), tensors(batch), strict=True):
+            ours.copy_(theirs)
+        self.replay()
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
+        return self.made
+
+
+class Recorder(Generic[T]):
+    """Does `work` on batches, from a recording wherever there is one for their form.
+
+    `work(batch)` leaves gradients in `parameters`, which have none before. The first steps of a
+    form are done as they are; then it is recorded. What `work` returns is written anew by each
+    replay of the same form.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Batch], T],
+        parameters: Sequence[nn.Parameter],
+        record: Record[T],
+    ) -> None:
+        self.work, self.parameters, self.record = work, parameters, record
+        self.recording = False
+        self._done: dict[Hashable, int] = {}
+        self._kept: dict[Hashable, Recording[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __call__(self, batch: Batch, case: Hashable = None) -> T:
+        """The work on a batch; batches of another `case` do not share a recording."""
+        key = (form(batch), case)
+        known = self._kept.get(key)
+        if known is None:
+            done = self._done[key] = self._done.get(key, 0) + 1
+            if done <= WARM or len(self._kept) >= MOST:
+                return self.work(batch)
+            known = self._kept[key] = self._recorded(batch)
+        return known.play(batch)
+
+    def _recorded(self, batch: Batch) -> Recording[T]:
+        still = sealed(batch)
+        self.recording = True
+        try:
+            replay, made = self.record(lambda: self.work(still))
+        except RuntimeError as problem:
+            if "captur" not in str(problem):
+                raise
+            raise BadInput(
+                "this step waits for the card and cannot be recorded; set train.graph=false "
+                f"({str(problem).splitlines()[0]})"
+            ) from problem
+        finally:
+            self.recording = False
+        left = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        return Recording(still, replay, made, left)
+
+
+def fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer on a card move all weights in a few kernels; the rule stays the same."""
+    for group in optimizer.param_groups:
+        there = [p for p in group["params"] if p.requires_grad]
+        if "fused" in group and all(p.is_cuda and p.is_floating_point() for p in there):
+            group["fused"], group["foreach"] = True, False
+            for parameter in there:
+                slots = optimizer.state.get(parameter, {})
+                if isinstance(slots.get("step"), Tensor):
+                    slots["step"] = slots["step"].to(parameter.device, torch.float32)
