@@ -36,16 +36,17 @@ def on_cuda(work: Callable[[], T], pool: list[Any]) -> tuple[Replay, T]:
     return graph.replay, made
 
 
-class Sealed(tuple[str, ...]):
-    """Texts that can be counted and not read."""
+class Sealed(str):
+    """A text that can be handed on and not read."""
 
-    def _refuse(self, *_: object) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise BadInput(
             "this step reads ids, groups or texts of its batch and cannot be recorded; set "
             "train.graph=false"
         )
 
-    __iter__ = __getitem__ = __contains__ = _refuse
+    __hash__ = __eq__ = __iter__ = __getitem__ = __contains__ = __str__ = _refuse
+    __len__ = __format__ = __add__ = split = partition = rpartition = encode = _refuse
 
 
 class SealedProgress:
@@ -95,7 +96,7 @@ def sealed(value: Any) -> Any:
         return value.clone()
     if isinstance(value, tuple):
         if value and isinstance(value[0], str):
-            return Sealed(value)
+            return (Sealed(),) * len(value)
         return tuple(sealed(one) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
         return replace(
