@@ -1,5 +1,6 @@
 """From settings to data, model and losses: what is built is what was asked for."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from overt.data.batch import Batch
 from overt.data.scenes.questions import ALL
 from overt.data.scenes.store import Scenes
 from overt.errors import BadInput
-from overt.recipes import building, evaluation
-from overt.recipes.building import First, answerer, limits
+from overt.recipes import building, evaluation, running
+from overt.recipes.building import First, answerer, limits, watching
 from overt.recipes.recipe import Context, Precision, Train
 from overt.recipes.scenes import Look, Model
+from overt.testing import toy_batch
 from tests.recipes import tiny
 
 
@@ -110,6 +112,59 @@ def test_teaching_the_truth_brings_attention_to_it(tmp_path: Path) -> None:
         results = tiny.run(tiny.recipe("scenes-soft", *sets, *more), tmp_path / str(weight))
         found[weight] = results["ours"]["mass_inside"]["value"]
     assert found[3] > found[0] + 0.02
+
+
+# How attention does meanwhile
+
+
+def told(out: Path) -> list[dict[str, Any]]:
+    """What the log tells of layers, by step."""
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [one for one in rows if "layers" in one]
+
+
+def test_the_log_tells_of_attention_where_it_is_watched_and_training_is_the_same(
+    tmp_path: Path,
+) -> None:
+    for out, sets in (("plain", []), ("watched", ["train.watch=2"])):
+        recipe = tiny.recipe("scenes-soft", "train.steps=3", "train.epochs=3", *sets)
+        running.run(recipe, tmp_path / out, device="cpu", show_progress=False)
+    assert not told(tmp_path / "plain")
+    found = told(tmp_path / "watched")
+    assert [one["step"] for one in found] == [1, 3]
+    assert {*found[0]["layers"]["entropy"]} == {"0 image", "1 text"}
+    one, other = (tmp_path / out / "model/model.safetensors" for out in ("plain", "watched"))
+    assert one.read_bytes() == other.read_bytes()
+    assert "attention entropy by layer" in (tmp_path / "watched/report.html").read_text()
+
+
+def test_a_network_that_does_not_attend_cannot_be_watched(
+    few: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tiny.expect_few(monkeypatch)
+    recipe = tiny.recipe("cifar10-cnn", "train.watch=5")
+    with pytest.raises(BadInput, match=r"train.watch=5 tells .* leave it at 0"):
+        tiny.run(recipe, tmp_path / "run", data_root=few)
+
+
+def test_watching_leaves_the_network_as_it_was() -> None:
+    net = answerer(Model(width=0.1), 12, 3)
+    monitor = watching(Train(watch=1))
+    assert monitor is not None and watching(Train()) is None
+    batch = toy_batch(2)
+    for asked in (lambda: net(batch), lambda: net.decide(net.encode(batch))):
+        with monitor.looking(net) as pulse:
+            asked()
+        assert {*pulse.read()["entropy"]} == {"0 image", "1 text"}
+    assert "decide" not in vars(net)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["ltpa", "ssa", "han", "vgp", "a2"])
+def test_every_family_can_be_watched(family: str, tmp_path: Path) -> None:
+    tiny.run(tiny.recipe(f"{family}-scenes", "train.watch=1", "train.steps=1"), tmp_path / "run")
+    found = told(tmp_path / "run")
+    assert found and all(one["layers"]["entropy"] for one in found)
 
 
 # Parts

@@ -13,7 +13,7 @@ from overt import files, models
 from overt.data.batch import Batch
 from overt.data.source import Source
 from overt.errors import Damaged
-from overt.recipes.building import adamw, limits
+from overt.recipes.building import adamw, limits, watching
 from overt.recipes.evaluation import Judge
 from overt.recipes.experiment import Stage
 from overt.recipes.recipe import Context
@@ -165,6 +165,7 @@ class Stages:
             stage=stage,
             device=self.context.device,
             monitor=Monitor(validate, "accuracy"),
+            attention=watching(self.recipe.train),
             resume=resume,
             reporter=reporter,
         )

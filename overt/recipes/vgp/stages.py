@@ -11,7 +11,7 @@ from overt.data.batch import Batch
 from overt.measure.grounding import by_layer_and_head, grounding_accuracy
 from overt.models.vlbert.downstream import fitting, for_expressions, for_questions
 from overt.models.vlbert.model import VLBert
-from overt.recipes.building import adamw, limits
+from overt.recipes.building import adamw, limits, watching
 from overt.recipes.experiment import Stage
 from overt.recipes.recipe import Context, Train
 from overt.recipes.vgp.data import Parts, Task
@@ -23,6 +23,7 @@ from overt.supervise import Taught, classification, grounding
 from overt.supervise.heads import best_heads
 from overt.train import Fitted, Losses, Monitor, Progress, Reporter, fit, processes
 from overt.train.loop import mixed, seed_everything
+from overt.train.monitor import by_watching
 
 Step = Callable[[nn.Module, Batch, Progress], Losses]
 PLAIN = Supervise(way=Way.NONE)
@@ -169,6 +170,7 @@ class Stages:
             stage=stage,
             device=self.context.device,
             monitor=monitor,
+            attention=watching(plan, by_watching),
             resume=resume,
             reporter=reporter,
         )
