@@ -245,7 +245,9 @@ def questions(data: Questions, model: AskModel, context: Context) -> Made:
             First(sets.Daquar(root, split, limit=data.answers, look=look), data.limit)
             for split in SPLITS
         ]
-        return _asked(rooms, model, cache)
+        # an answer that is no class has a label that only `answers` make harmless: not held
+        held = cache is None and data.answers is None
+        return _asked(rooms, model, cache, Held.of(rooms[0], device_of(context)) if held else None)
     from overt.data.hat import VqaHat
     from overt.data.vqa import vqa1
 

@@ -13,9 +13,19 @@ from PIL import Image
 
 from overt import files, models
 from overt.data import daquar, hat, vqa, yelp
+from overt.data.held import Held
 from overt.errors import BadInput
+from overt.recipes.recipe import Context
 from overt.recipes.ssa import building as ssa_building
-from overt.recipes.ssa.recipe import Pretrained, Reader, TextModel
+from overt.recipes.ssa.recipe import (
+    Answerer,
+    AskModel,
+    Files,
+    Pretrained,
+    Questions,
+    Reader,
+    TextModel,
+)
 from tests.data import test_daquar, test_hat, test_yelp
 from tests.recipes import foreign, tiny
 
@@ -112,6 +122,22 @@ def test_rooms_are_asked_about(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     ours = run("ssa-daquar", *sets, root=tmp_path)[1]["ours"]
     # an answer that training does not know counts as wrong here, and not at all in `accuracy`
     assert ours["vqa_accuracy"]["n"] == 2 > ours["accuracy"]["n"]
+
+
+def test_rooms_are_held_unless_an_answer_is_no_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_daquar.write(tmp_path, write_photo)
+    small = partial(daquar.Daquar, questions=None, validation=1)
+    monkeypatch.setattr("overt.data.Daquar", small)
+    context = Context(tmp_path / "out", device="cpu", data_root=tmp_path)
+    every = Questions(Files.DAQUAR, size=32)
+    model = AskModel(Answerer.SHOW_ASK_ATTEND, width=0.02)
+    held = ssa_building.questions(every, model, context)[0].train
+    read = ssa_building.questions(replace(every, answers=1), model, context)[0].train
+    assert isinstance(held, Held) and not isinstance(read, Held)
+    assert (held.labels >= 0).all()
+    assert (read.batch(range(len(read))).labels < 0).any()
 
 
 def test_vqa_is_held_against_people(
