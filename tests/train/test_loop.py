@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ from torch import nn
 from overt.errors import BadInput, Damaged, Failed, Stopped
 from overt.supervise.loss import Loss
 from overt.train import Limits, Monitor, ParameterSet, doubling, fit, warm_then_cosine
-from overt.train.loop import mixed
+from overt.train.loop import mixed, seed_everything
 from tests.train import toys
 
 
@@ -462,3 +464,12 @@ def test_seeds_are_mixed_the_same_everywhere() -> None:
         check=True,
     )
     assert int(found.stdout) == mixed(1, "train", 2)
+
+
+def test_seeding_gives_the_numbers_that_torch_gives() -> None:
+    seed_everything(7)
+    ours = torch.rand(3), np.random.rand(), random.random()  # noqa: NPY002
+    torch.manual_seed(7)
+    assert torch.equal(ours[0], torch.rand(3))
+    seed_everything(7)
+    assert ours[1:] == (np.random.rand(), random.random())  # noqa: NPY002

@@ -127,7 +127,8 @@ def test_forms_differ_in_shape_and_in_what_is_there_but_not_in_numbers_or_texts(
     assert form(batch) != form(replace(batch, tokens=torch.ones(2, 4, dtype=torch.long)))
     assert form(batch) != form(replace(batch, tokens=None))
     assert form(batch) != form(replace(batch, tokens=torch.ones(2, 3, dtype=torch.int32)))
-    assert form(batch) == form(replace(batch, tokens=batch.tokens * 7, ids=("c", "d")))  # type: ignore[operator]
+    others = torch.full((2, 3), 7, dtype=torch.long)
+    assert form(batch) == form(replace(batch, tokens=others, ids=("c", "d")))
 
 
 READS: dict[str, Callable[[Batch], object]] = {
