@@ -1,11 +1,11 @@
-"""Questions, with pictures or without, held whole in memory on any device.
+"""Questions, with pictures, their features or neither, held whole in memory on any device.
 
 A batch is then a few indices, where making it anew takes longer than a small network's step. What
 only people look at, texts and geometry, is left out: this is for training.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,15 @@ from overt.errors import BadInput
 
 PORTION = 64
 
+Features = Callable[[Sequence[str]], Float[Tensor, "i c d"]]
+
 
 @dataclass(frozen=True, eq=False)
 class Held:
     """All samples of a data set as tensors; a data set itself, with the same items and samples.
 
-    An item has `each` samples about one picture. Words are cut to the longest text of a batch, as
-    they are in a batch that is made anew.
+    An item has `each` samples about one picture, of which there are pixels or `features`. Words are
+    cut to the longest text of a batch, as they are in a batch that is made anew.
     """
 
     name: str
@@ -43,14 +45,16 @@ class Held:
     visible: Bool[Tensor, "n k"] | None = None
     keys: Layout | None = None
     kind: Kind = Kind.PROBABILITY
+    features: Float[Tensor, "i c d"] | None = None
 
     @classmethod
     def of(cls, data: Source, device: torch.device | str = "cpu") -> "Held":
-        """The whole of `data`, copied to `device` once."""
-        parts = [
+        """The whole of `data`, copied to `device` once; features are added by `seen`."""
+        portions = (
             data.batch(range(start, min(start + PORTION, len(data))))
             for start in range(0, len(data), PORTION)
-        ]
+        )
+        parts = [replace(one, features=None) for one in portions]
         if not parts:
             raise BadInput(f"{data.name} {data.split} is empty.")
         tokens, masks = [one.tokens for one in parts], [one.token_mask for one in parts]
@@ -80,6 +84,26 @@ class Held:
             **_targets(parts, device),
         )
 
+    def uncut(self) -> "Held":
+        """The same with all words in every batch, whose form is then always the same."""
+        return replace(self, lengths=torch.full_like(self.lengths, self.tokens.shape[1]))
+
+    def seen(self, pictures: Sequence[str], features: Features) -> "Held":
+        """The same with features of pictures: `pictures` names that of each item, each held once.
+
+        As many names as items; `features` gives those of many names at once.
+        """
+        if len(pictures) != len(self):
+            raise ValueError(f"{len(pictures)} pictures are named for {len(self)} items")
+        names = list(dict.fromkeys(pictures))
+        place = {name: number for number, name in enumerate(names)}
+        return replace(
+            self,
+            images=None,
+            features=features(names).to(self.labels.device),
+            picture=torch.tensor([place[name] for name in pictures], device=self.labels.device),
+        )
+
     def __len__(self) -> int:
         return len(self.ids) // self.each
 
@@ -89,10 +113,12 @@ class Held:
         rows = (items[:, None] * self.each + torch.arange(self.each)).flatten()
         wide = max(1, int(self.lengths[rows].max())) if len(rows) else 1
         at = rows.to(self.labels.device)
-        images = image_of = None
+        images = image_of = features = None
         if self.images is not None and self.picture is not None:
             images = self.images[self.picture[items.to(self.labels.device)]]
             image_of = torch.arange(len(items), device=at.device).repeat_interleave(self.each)
+        if self.features is not None and self.picture is not None:
+            features = self.features[self.picture[at // self.each]]
         target = None
         if self.target is not None and self.keys is not None and self.visible is not None:
             weights = self.target[at][:, None, None, None]
@@ -103,6 +129,7 @@ class Held:
             image_of=image_of,
             tokens=self.tokens[at, :wide],
             token_mask=self.token_mask[at, :wide],
+            features=features,
             labels=self.labels[at],
             target=target,
         )

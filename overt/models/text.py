@@ -4,7 +4,7 @@ Lin, Feng, Nogueira dos Santos, Yu, Xiang, Zhou and Bengio, "A Structured Self-a
 Embedding", ICLR 2017, https://arxiv.org/abs/1703.03130.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,8 @@ def read_words(
     A text without words has cells of zero.
     """
     lengths = present.sum(dim=1)
+    if embedded.is_cuda and torch.cuda.is_current_stream_capturing():
+        return read_in_step(lstm, embedded, present)  # no length can be asked for now
     packed = nn.utils.rnn.pack_padded_sequence(
         embedded, lengths.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False
     )
@@ -87,6 +89,48 @@ def read_words(
     )
     cells = rearrange(cells, "s b c -> b (s c)")
     return states, torch.where(lengths[:, None] > 0, cells, 0)
+
+
+def read_in_step(
+    lstm: nn.LSTM, embedded: Float[Tensor, "b n d"], present: Bool[Tensor, "b n"]
+) -> tuple[Float[Tensor, "b n s"], Float[Tensor, "b c"]]:
+    """The same as `read_words` in as many steps as there are places, whatever the lengths.
+
+    A step leaves the texts that are over as they are. Slower where each operation is sent off by
+    itself; it is how a recorded step reads. For LSTMs of one layer, in either direction or both.
+    """
+    if lstm.num_layers != 1 or lstm.proj_size:
+        raise ValueError("an LSTM of several layers, or with projections, cannot be recorded")
+    sides = [_one_way(lstm, embedded, present, "", range(embedded.shape[1]))]
+    if lstm.bidirectional:
+        back = range(embedded.shape[1] - 1, -1, -1)
+        sides.append(_one_way(lstm, embedded, present, "_reverse", back))
+    states, cells = (torch.cat(parts, dim=-1) for parts in zip(*sides, strict=True))
+    return states, cells
+
+
+def _one_way(
+    lstm: nn.LSTM,
+    embedded: Float[Tensor, "b n d"],
+    present: Bool[Tensor, "b n"],
+    side: str,
+    order: Iterable[int],
+) -> tuple[Float[Tensor, "b n s"], Float[Tensor, "b c"]]:
+    """The states in one direction, zero where there is no word, and the last cells."""
+    onward = getattr(lstm, f"weight_hh_l0{side}")
+    own, former = (getattr(lstm, f"bias_{part}_l0{side}", None) for part in ("ih", "hh"))
+    gates = nn.functional.linear(embedded, getattr(lstm, f"weight_ih_l0{side}"), own)
+    state = cell = gates.new_zeros(len(embedded), lstm.hidden_size)
+    states: dict[int, Tensor] = {}
+    for place in order:
+        there = present[:, place, None]
+        both = gates[:, place] + nn.functional.linear(state, onward, former)
+        takes, keeps, new, shows = both.chunk(4, dim=-1)
+        moved = keeps.sigmoid() * cell + takes.sigmoid() * new.tanh()
+        cell = torch.where(there, moved, cell)
+        state = torch.where(there, shows.sigmoid() * moved.tanh(), state)
+        states[place] = torch.where(there, state, 0)
+    return torch.stack([states[place] for place in sorted(states)], dim=1), cell
 
 
 def redundancy(attention: AttentionMap) -> Float[Tensor, " b"]:

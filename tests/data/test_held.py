@@ -90,3 +90,28 @@ def test_what_cannot_be_held_is_refused():
         Held.of(Empty())
     with pytest.raises(BadInput, match="has not words"):
         Held.of(Wordless())
+
+
+def test_uncut_batches_have_all_words():
+    held = Held.of(Toy())
+    assert held.batch([0]).tokens.shape[1] == 2
+    uncut = held.uncut().batch([0])
+    assert uncut.tokens.shape == uncut.token_mask.shape == (2, 4)
+    assert not uncut.token_mask[:, 2:].any()
+    torch.testing.assert_close(uncut.tokens[:, :2], held.batch([0]).tokens)
+
+
+def test_features_are_held_once_a_picture():
+    asked: list[list[str]] = []
+
+    def features(names):
+        asked.append(list(names))
+        return torch.stack([torch.full((4, 2), float(name)) for name in names])
+
+    held = Held.of(Toy()).seen(["7", "8", "7", "9", "8"], features)
+    assert asked == [["7", "8", "9"]] and len(held.features) == 3
+    found = held.batch([4, 0])
+    assert found.images is None and found.features.shape == (4, 4, 2)
+    assert found.features[:, 0, 0].tolist() == [8, 8, 7, 7]
+    with pytest.raises(ValueError, match="2 pictures are named for 5 items"):
+        Held.of(Toy()).seen(["7", "8"], features)

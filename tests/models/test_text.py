@@ -11,6 +11,7 @@ from overt.models.text import (
     TextClassifier,
     WordAttention,
     Words,
+    read_in_step,
     read_words,
     redundancy,
 )
@@ -255,6 +256,34 @@ def test_cells_after_the_last_word_are_those_of_the_text_alone():
         torch.testing.assert_close(states[b, :n], alone[0])
         torch.testing.assert_close(cells[b], cell[0, 0])
     assert not cells[2].any()
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_reading_in_step_is_reading_packed(ways):
+    torch.manual_seed(0)
+    lstm = nn.LSTM(5, 4, batch_first=True, bidirectional=ways == 2).double()
+    values = torch.randn(3, 6, 5, dtype=torch.float64, requires_grad=True)
+    present = torch.arange(6) < torch.tensor([[6], [2], [1]])
+    found = []
+    for read in (read_words, read_in_step):
+        states, cells = read(lstm, values, present)
+        total = states.square().sum() + cells.sin().sum()
+        slopes = torch.autograd.grad(total, [values, *lstm.parameters()])
+        found.append([states, cells, *slopes])
+    for packed, stepped in zip(*found, strict=True):
+        torch.testing.assert_close(packed, stepped)
+
+
+def test_a_text_without_words_is_read_in_step_too():
+    lstm = nn.LSTM(5, 4, batch_first=True)
+    states, cells = read_in_step(lstm, torch.ones(2, 3, 5), torch.zeros(2, 3, dtype=torch.bool))
+    assert not states.any() and not cells.any()
+
+
+def test_an_lstm_of_several_layers_is_not_read_in_step():
+    lstm = nn.LSTM(5, 4, num_layers=2, batch_first=True)
+    with pytest.raises(ValueError, match="several layers"):
+        read_in_step(lstm, torch.ones(1, 2, 5), torch.ones(1, 2, dtype=torch.bool))
 
 
 def test_pooled_words_are_their_mean_without_padding():

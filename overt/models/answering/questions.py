@@ -90,7 +90,8 @@ class Bag(nn.Module):
     def encode(self, batch: Batch) -> Words:
         """Every word as one of many."""
         tokens, present = _words(batch)
-        values = nn.functional.one_hot(tokens, self.width).to(torch.get_default_dtype())
+        every = torch.arange(self.width, device=tokens.device)
+        values = (tokens[..., None] == every).to(torch.get_default_dtype())
         return Words(values, present, batch.text)
 
     def forward(

@@ -5,7 +5,7 @@ Hard Attention", ECCV 2018, https://arxiv.org/abs/1808.00300, section 3.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,14 @@ from overt.attention import AttentionMap, Layout
 from overt.errors import BadInput
 from overt.models.hard.aggregate import Aggregate, Sum, aggregate_from
 from overt.models.hard.selection import (
+    Collect,
     Kept,
     Ragged,
     Rule,
     Selection,
     gather,
+    hardness_of,
+    masked,
     number_kept,
     presence,
     selection_from,
@@ -79,7 +82,9 @@ class HardAttention(nn.Module):
 
     The scores only choose: gradient reaches the layers through kept cells alone, and the choice
     itself has no parameters. In training `progress`, the share of it that is done, is what
-    schedules from soft to hard go by; whoever trains sets it. After training all is hard.
+    schedules from soft to hard go by; whoever trains sets it by `advance`. After training all is
+    hard. `collect` is how training takes the kept cells: `gather`, which does nothing with the
+    others, or `masked`, whose operations do not depend on their number.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class HardAttention(nn.Module):
             self.selection = Selection(selection)
         self.score = score
         self.progress = 1.0
+        self.collect: Collect = gather
+        self._cells: int | None = None  # how many there were when it last looked
         self.of_cell = _layers(cell, width, depth or 0)
         self.of_question: nn.Module | None = None
         if depth is not None:
@@ -129,6 +136,7 @@ class HardAttention(nn.Module):
         if mask is not None:
             joint, image = (one * mask[..., None].to(one.dtype) for one in (joint, image))
         scores = self.score(joint, image)
+        self._cells = scores.shape[1]
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -torch.inf)
         kept = self._rule(scores.detach())
@@ -139,6 +147,26 @@ class HardAttention(nn.Module):
         amounts = kept.to(scores.dtype) if weighed is None else weighed.to(scores)
         attention = AttentionMap.from_cells(amounts, layout)
         return Looked(self.aggregate(chosen, question), attention, self.costs(attention))
+
+    def advance(self, progress: float) -> Hashable:
+        """Say which share of training is done; what is returned tells steps of other work apart.
+
+        It is the number of cells that are kept now, where a schedule changes it, and the hardness
+        of their weights: while it is the same, so are the operations of a training step.
+        """
+        self.progress = progress
+        hardness = hardness_of(self.selection.weigh, progress)
+        if self.selection.widen is None:
+            return None, hardness
+        share = self.selection.widen(progress)
+        kept = None if self._cells is None else self._count(self._cells, share)
+        return share if kept is None else kept, hardness
+
+    def recordable(self) -> bool:
+        """Whether the operations of a training step do not depend on its samples."""
+        rule = self.selection.training or self.selection.rule
+        packed = self.selection.weigh is None and number_kept(rule, 1) is None
+        return not packed or self.collect is masked
 
     def costs(self, attention: AttentionMap) -> dict[str, Tensor]:
         """The cells that a map of ours has kept, and the operations that went into the summary."""
@@ -173,10 +201,15 @@ class HardAttention(nn.Module):
             there = scores.isfinite().any(dim=-1, keepdim=True)
             weights = self.selection.weigh(torch.where(there, scores, 0), kept, self.progress)
             return Kept(joint, weights=torch.where(there, weights, 0).to(joint.dtype))
-        count = number_kept(self._rule, joint.shape[1]) if known else None
-        if count is not None and self._extra is not None:
-            count += math.floor(self._extra * (joint.shape[1] - count) + 0.5)
-        return gather(joint, kept, count)
+        count = self._count(joint.shape[1], self._extra) if known else None
+        return self.collect(joint, kept, count) if self.training else gather(joint, kept, count)
+
+    def _count(self, cells: int, extra: float | None) -> int | None:
+        """How many of so many cells are kept in any sample; None if it depends on the sample."""
+        count = number_kept(self._rule, cells)
+        if count is None or extra is None:
+            return count
+        return count + math.floor(extra * (cells - count) + 0.5)
 
     def forward(
         self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout

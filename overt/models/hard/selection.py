@@ -9,7 +9,7 @@ learn. Cells that are not there score -inf and are never kept.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -286,6 +286,31 @@ def gather(
     return Kept(cells.flatten(0, 1).index_select(0, rows).unflatten(0, (b, count)))
 
 
+def masked(
+    cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"], count: int | None = None
+) -> Kept:
+    """All cells, of which the kept ones count one and the others nothing.
+
+    The same answers and gradients as `gather`, and all of the work, but the same operations for any
+    number of kept cells: the way of a step that is recorded on a card.
+    """
+    return Kept(cells, kept.to(cells.dtype))
+
+
+def hardness_of(weigh: Weigh | None, progress: float) -> Hashable:
+    """The number by which weights at this point of training differ from those at another.
+
+    None where they do not. Of a function that is not ours nothing is known: it is the progress.
+    """
+    if weigh is None or weigh is straight_through:
+        return None
+    if weigh is softened:
+        return climb(progress)
+    if isinstance(weigh, partial) and weigh.func is softened:
+        return weigh.keywords.get("hardness", climb)(progress)
+    return progress
+
+
 def number_kept(rule: Rule, cells: int) -> int | None:
     """How many of `cells` cells, all there, the rule keeps in any sample; None if it depends."""
     match rule:
@@ -300,6 +325,10 @@ def number_kept(rule: Rule, cells: int) -> int | None:
         case _:
             return cells if rule is keep_all else None
 
+
+Collect = Callable[
+    [Float[Tensor, "b k d"], Bool[Tensor, "b k"], int | None], Kept | Ragged
+]  # `gather` or `masked`
 
 # --- selections on disk
 

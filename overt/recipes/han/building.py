@@ -1,6 +1,6 @@
 """From the plain values of hard attention to an experiment: one training, and a test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -10,9 +10,11 @@ from torch import nn
 
 from overt import models, supervise
 from overt.data.batch import Batch
+from overt.data.held import Held
 from overt.errors import BadInput
 from overt.models.hard.attention import HardAttention
-from overt.recipes.building import limits, source
+from overt.models.hard.selection import masked
+from overt.recipes.building import limits, source, watching
 from overt.recipes.experiment import Evaluation, Experiment, Stage
 from overt.recipes.han.clock import Clock
 from overt.recipes.han.data import Parts, opened
@@ -34,6 +36,7 @@ from overt.train import (
     warm_then_cosine,
 )
 
+FEW = 4096  # items up to which validation makes its batches once and keeps them on the device
 START = 0.01  # of the rate, before it is doubled for the first time
 
 
@@ -73,23 +76,40 @@ def adam(model: nn.Module, plan: Train, recipe: HanRecipe) -> ParameterSet:
 def trained(recipe: HanRecipe, context: Context, parts: Parts, model: nn.Module) -> Experiment:
     """One stage of training with cross-entropy, validated by kind of question, then a test.
 
-    A question whose answer is no class teaches nothing, and is wrong in the test.
+    A question whose answer is no class teaches nothing, and is wrong in the test. Where steps are
+    recorded, batches have all words, and cells are left out by a weight of 0 where their number is
+    not known beforehand.
     """
     ranks = processes(context.device)
     clock = Clock(context.out, ranks.first)
     attends = getattr(model, "attend", None)
+    learned = parts.train
+    if recipe.train.graph:
+        learned = learned.uncut() if isinstance(learned, Held) else learned
+        if isinstance(attends, HardAttention) and not attends.recordable():
+            attends.collect = masked
+
+    def before(progress: Progress) -> Hashable:
+        clock.at(progress.step)
+        return attends.advance(progress.fraction) if isinstance(attends, HardAttention) else None
 
     def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
-        clock.at(progress.step)
-        if isinstance(attends, HardAttention):
-            attends.progress = progress.fraction
         output = net(parts.vary(batch))
         assert batch.labels is not None
         return {"model": {"task": classification(output.prediction, batch.labels)}}
 
+    kept: list[Batch] = []
+
+    def judged() -> Iterable[Batch]:
+        if len(parts.held.data) > FEW:
+            return parts.held.batches(ranks.device)
+        if not kept:
+            kept.extend(parts.held.batches(ranks.device))
+        return kept
+
     def validate(net: nn.Module) -> dict[str, float]:
         with clock.stopped():
-            found = validated(parts.held, cast(models.Model, net), ranks.device)
+            found = validated(judged(), cast(models.Model, net))
         clock.note(found)
         return found
 
@@ -99,7 +119,7 @@ def trained(recipe: HanRecipe, context: Context, parts: Parts, model: nn.Module)
         clock.start(resume)
         return fit(
             model,
-            parts.train,
+            learned,
             step,
             sets,
             limits(recipe.train),
@@ -107,6 +127,8 @@ def trained(recipe: HanRecipe, context: Context, parts: Parts, model: nn.Module)
             seed=context.seed,
             device=context.device,
             monitor=Monitor(validate, "accuracy"),
+            before=before,
+            attention=watching(recipe.train),
             resume=resume,
             reporter=reporter,
         )

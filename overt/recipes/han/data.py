@@ -27,6 +27,7 @@ PORTION = 256  # questions that are judged at a time
 HELD_OUT = 10_000  # training questions of CLEVR that validate
 MARGIN = 8  # pixels by which pictures of CLEVR are moved in training
 ANGLE = 0.05  # radians by which they are turned
+MOST_HELD = 2**31  # bytes of features that are held on the device while training
 SPREAD = 8.0  # pixels around the middle of a thing of CLEVR that count as it
 
 Vary = Callable[[Batch], Batch]
@@ -219,8 +220,15 @@ def photos(data: Questions, eye: Eye, context: Context) -> Parts:
     if cache is not None and data.name is Files.DAQUAR:  # COCO is not at hand for those who cached
         tested = Pictured(reader("test", look), cache)
     classes = train.classes
+    learned: DataSet = First(train, data.limit)
+    device = processes(context.device).device
+    if cache is not None and bytes_of(cache) <= MOST_HELD:
+        whole = Held.of(learned, device)
+        learned = whole.seen(train.photo_ids(range(len(whole))), cache.get)
+    elif cache is None and data.name is Files.DAQUAR:
+        learned = Held.of(learned, device)
     return Parts(
-        First(train, data.limit),
+        learned,
         Judge(First(held, data.limit), classes, portion=PORTION),
         Judge(First(tested, data.limit), classes, portion=PORTION),
         train.reader.size,
@@ -230,6 +238,12 @@ def photos(data: Questions, eye: Eye, context: Context) -> Parts:
         backbone=None if cache is None else backbone_of(cache, data),
         pixels=(data.size, data.size),
     )
+
+
+def bytes_of(cache: FeatureCache) -> int:
+    """How much memory the features of all pictures take."""
+    cells, width = cache.shape
+    return len(cache) * cells * width * torch.finfo(torch.float32).bits // 8
 
 
 def backbone_of(cache: FeatureCache, data: Questions) -> Backbone:

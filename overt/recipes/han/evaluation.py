@@ -1,7 +1,7 @@
 """How a network of hard attention is judged: by kind of question, by its cells, by its cost."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,10 +48,10 @@ class LastHop:
         return self.decide(self.encode(batch))
 
 
-def validated(judge: Judge, model: Model, device: torch.device) -> dict[str, float]:
+def validated(batches: Iterable[Batch], model: Model) -> dict[str, float]:
     """Accuracy for validation while training, of all questions and of every kind of them."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
-    for batch in judge.batches(device):
+    for batch in batches:
         right = answered(model(batch), batch).cpu()
         parts["accuracy"].append(right)
         kinds = np.array(batch.groups or ("all",) * len(batch))

@@ -19,7 +19,7 @@ from overt.models.answering.stacked import StackedAttention, StackSizes
 from overt.models.hard.aggregate import Aggregate as Joining
 from overt.models.hard.aggregate import Mean, Pairwise, Relation, Sum
 from overt.models.hard.attention import HardAttention, Score, asked, unasked, unplaced
-from overt.models.hard.nets import HAN, Decision
+from overt.models.hard.nets import HAN, Decision, fan_in
 from overt.models.hard.selection import (
     Selection,
     drawn,
@@ -32,13 +32,19 @@ from overt.models.hard.selection import (
     softened,
     straight_through,
 )
-from overt.recipes.han.recipe import Aggregate, Eye, Model, Norm, Reader, Select, Soft
+from overt.recipes.han.recipe import Aggregate, Eye, Init, Model, Norm, Reader, Select, Soft
 
 Grid = tuple[int, tuple[int, int]]  # numbers a cell, and rows and columns of cells
 
 
 def network(model: Model, vocabulary: int, answers: int, cached: Grid | None = None) -> nn.Module:
-    """The network of a row, on cached cells or on its own."""
+    """The network of a row, on cached cells or on its own, with the numbers it begins with."""
+    made = layers_of(model, vocabulary, answers, cached)
+    return fan_in(made) if model.init is Init.FAN_IN else made
+
+
+def layers_of(model: Model, vocabulary: int, answers: int, cached: Grid | None) -> nn.Module:
+    """The layers of a row's network, as PyTorch begins them."""
     eye = eye_of(model, cached)
     if model.soft is not Soft.NONE:
         sizes = StackSizes(

@@ -97,6 +97,18 @@ class Reader(Enum):
     BAG = "bag"
 
 
+class Init(Enum):
+    """What layers begin with: PyTorch's numbers, or those of variance 1 / inputs.
+
+    The second are three times as large in variance, and what the library of the paper's authors
+    begins with where nothing is said. A relation network on a few cells adds up few pairs, so that
+    it matters how large each is.
+    """
+
+    TORCH = "torch"
+    FAN_IN = "fan-in"
+
+
 class Schedule(Enum):
     """How the rate goes: up and down a cosine, `fixed`, or doubled until it is what it should be.
 
@@ -183,6 +195,7 @@ class Model:
     hidden: tuple[int, ...] = field(default=(1024, 2048), metadata={"low": 1})
     dropout: float = 0.0
     width: float = 1.0
+    init: Init = Init.TORCH
     start: str | None = None
 
 

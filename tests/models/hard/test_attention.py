@@ -22,9 +22,11 @@ from overt.models.hard.selection import (
     climb,
     drawn,
     ebb,
+    gather,
     keep_above_uniform,
     keep_all,
     keep_top,
+    masked,
     presence,
     randomly,
     softened,
@@ -212,6 +214,43 @@ def test_from_all_cells_to_a_few_as_training_goes_on(cells, question):
     attend.progress = 0.0
     torch.testing.assert_close(look(attend, cells, question).summary, every.summary)
     torch.testing.assert_close(look(attend.eval(), cells, question).summary, hard.summary)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "top"])
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_masked_cells_give_what_gathered_ones_do(cells, question, name, aggregate):
+    """The same summary and the same gradients, with operations that no number decides on."""
+    attend = made(name, aggregate)
+    found = []
+    for collect in (gather, masked):
+        attend.collect = collect
+        looked = look(attend, cells, question)
+        slopes = torch.autograd.grad(looked.summary.sin().sum(), attend.parameters())
+        found.append([looked.summary, looked.attention.weights, *looked.extras.values(), *slopes])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_can_be_recorded():
+    assert made("top").recordable() and made("all").recordable() and made("random").recordable()
+    attend = made("adaptive")
+    assert not attend.recordable()
+    attend.collect = masked
+    assert attend.recordable()
+
+
+def test_advancing_tells_steps_of_other_work_apart(cells, question):
+    attend = made(Selection(partial(keep_top, count=3), widen=partial(ebb, start=0.2, end=0.6)))
+    look(attend, cells, question)
+    told = [attend.advance(at / 100)[0] for at in range(101)]
+    assert told == sorted(told, reverse=True) and set(told) == set(range(3, 13))
+    assert attend.progress == 1.0
+    soft = made(Selection(partial(keep_top, count=3), weigh=softened))
+    assert [soft.advance(at)[1] for at in (0.25, 0.5, 0.75)] == [0.5, 1.0, 1.0]
+    still = made("top"), made(Selection(partial(keep_top, count=3), weigh=straight_through))
+    assert all(one.advance(0.1) == one.advance(0.9) for one in still)
+    own = made(Selection(weigh=lambda scores, kept, progress: scores * progress))
+    assert own.advance(0.1) != own.advance(0.2)
 
 
 def test_an_adaptive_choice_narrows_too_and_knows_cells_that_are_not_there(cells, question):

@@ -13,7 +13,7 @@ from overt.models.answering.questions import Bag, Recurrent
 from overt.models.answering.stacked import StackedAttention, StackSizes
 from overt.models.hard.aggregate import Mean, Pairwise, Relation, Sum
 from overt.models.hard.attention import HardAttention, unasked
-from overt.models.hard.nets import HAN, Decision, relation_net, simple_han, vqa_cp
+from overt.models.hard.nets import HAN, Decision, fan_in, relation_net, simple_han, vqa_cp
 from overt.models.hard.selection import (
     Selection,
     drawn,
@@ -263,3 +263,17 @@ def test_simple_san_is_stacked_attention_behind_the_same_eye(tmp_path):
 def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="cells of 7 and questions of 5"):
         HAN(eye(), Recurrent(10, 4, 5), HardAttention(7, 5), Decision((4,), 3))
+
+
+def test_layers_begin_with_a_variance_of_one_over_their_inputs():
+    torch.manual_seed(0)
+    net = fan_in(relation_net(30))
+    for name, layer in net.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            deviation = layer.weight[0].numel() ** -0.5
+            assert float(layer.weight.detach().abs().max()) <= 2 * deviation, name
+            if layer.weight.numel() > 5000:  # a normal one that is cut has .88 of its own
+                assert float(layer.weight.detach().std()) == pytest.approx(
+                    0.88 * deviation, rel=0.05
+                )
+            assert layer.bias is None or not layer.bias.any()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt import files, models
 from overt.errors import BadInput, Stopped
+from overt.models.answering.reading import Reader as AskingReader
+from overt.models.text import read_in_step
 from overt.recipes import settings
 from overt.recipes.han import recipe as han
 from overt.recipes.han.building import adam, classification
 from overt.recipes.han.recipe import HanRecipe, Schedule
 from overt.recipes.recipe import Context
 from overt.show.sample import load_gallery
-from overt.train import Reporter
+from overt.train import Fitted, Progress, Reporter
 from tests.recipes import askable, tiny
 from tests.recipes.asked_files import SMALL
 
@@ -103,6 +107,67 @@ def test_rows_of_tables_1_to_3_run(run: Ran, label: str) -> None:
     counted = model.select in han.COUNTED and model.soft is han.Soft.NONE
     assert kept == (model.cells if counted else 64) or "ada" in label
     assert "covered" not in results["ours"]  # nobody knows where to look
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would make the host wait for a card."""
+
+    ASK = ("_local_scalar_dense", "nonzero", "masked_select", "_pack_padded_sequence", "_unique2")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = func.overloadpacket.__name__
+        self.found |= {name} & set(self.ASK)
+        return func(*args, **(kwargs or {}))
+
+
+class Unread(Progress):
+    """A progress that no step may ask for anything."""
+
+    def __getattribute__(self, name: str) -> Any:
+        assert name not in ("step", "steps", "epoch", "fraction"), name
+        return super().__getattribute__(name)
+
+
+ROWS = [("han-sortclevr", "sortclevr", one) for one in han.rows_of("sortclevr")] + [
+    ("han-scenes", "scenes", one) for one in ("sum", "han-pairwise-48", "adahan-pairwise", "san1")
+]
+
+
+@pytest.mark.parametrize(("name", "data", "label"), ROWS)
+def test_a_recorded_step_never_waits_and_reads_no_progress(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, data: str, label: str
+) -> None:
+    """Forward and backward of two batches, as `fit` would record them."""
+    seen: list[set[str]] = []
+
+    def fit(model: Any, source: Any, step: Any, *_: object, before: Any, **__: object) -> Fitted:
+        model.train()
+        widths = set()
+        for at in range(2):
+            before(Progress(at, 2, 0))
+            batch = source.batch([0])
+            widths.add(batch.tokens.shape[1])
+            with Waits() as waits:
+                loss = step(model, batch, Unread(0, 1, 0))["model"]["task"]
+                loss.total.backward()
+            seen.append(waits.found)
+        assert widths == {source.tokens.shape[1]}
+        return Fitted(2, 1, 2, 0.0)
+
+    changes = han.changes(han.rows_of(data)[label])
+    made = tiny.recipe(name, *SMALL, *changes, "train.graph=true").build(
+        Context(tmp_path, 0, "cpu")
+    )
+    monkeypatch.setattr("overt.recipes.han.building.fit", fit)
+    monkeypatch.setattr(sys.modules[AskingReader.__module__], "read_words", read_in_step)
+    made.stages[0].run(False, Reporter(enabled=False))
+    assert seen == [set(), set()]
 
 
 def test_a_run_that_was_stopped_goes_on(run: Ran) -> None:

@@ -71,7 +71,7 @@ def test_accuracy_by_kind_is_that_of_its_samples(pictures: SortOfClevr) -> None:
     judge = Judge(pictures, pictures.classes)
     with torch.no_grad():
         model = small(pictures, keep_all)
-        found, seen = evaluated(judge, model, CPU), validated(judge, model, CPU)
+        found, seen = evaluated(judge, model, CPU), validated(judge.batches(CPU), model)
     kinds, right = found.samples["group"], found.samples["accuracy"]
     for kind in ("relational", "non-relational"):
         value = found.ours[f"accuracy_{slug(kind)}"]

@@ -78,3 +78,11 @@ def test_a_blind_choice_scores_the_image_alone() -> None:
 def test_cached_cells_are_needed_where_they_are_looked_at() -> None:
     with pytest.raises(BadInput, match="needs features of photos"):
         network(Model(), 5, 5)
+
+
+def test_layers_begin_as_the_recipe_says() -> None:
+    recipe = settings.apply(han.han_sortclevr(), ["model.width=0.1", "model.init=fan-in"])
+    large = network(recipe.model, 30, 10).state_dict()
+    plain = network(replace(recipe.model, init=han.Init.TORCH), 30, 10).state_dict()
+    assert large.keys() == plain.keys()
+    assert not large["decision.0.bias"].any() and plain["decision.0.bias"].any()
