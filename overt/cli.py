@@ -48,6 +48,10 @@ def _complete_recipe(incomplete: str) -> list[str]:
     return [name for name in recipes() if name.startswith(incomplete)]
 
 
+def _complete_listed(incomplete: str) -> list[str]:
+    return list(dict.fromkeys(_complete_recipe(incomplete) + _complete_table(incomplete)))
+
+
 def _complete_table(incomplete: str) -> list[str]:
     from overt.recipes.tables import tables
 
@@ -122,30 +126,37 @@ def _start(
 @app.command("list")
 def list_(
     name: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", autocompletion=_complete_recipe)
+        str | None, typer.Argument(metavar="NAME", autocompletion=_complete_listed)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """List the recipes and tables there are, or all about one recipe: its settings, its paper."""
+    """List the recipes and tables there are, or all about one: settings, the paper, rows."""
     from overt.recipes import find, listing, recipes
     from overt.recipes.tables import tables
 
-    chosen = find(name) if name is not None else None
+    table = tables().get(name) if name is not None else None
+    alone = table is not None and name not in recipes()
+    chosen = None if name is None or alone else find(name)
     if as_json:
         print(json.dumps(listing(name), indent=2))
-    elif chosen is not None:
+        return
+    if chosen is not None:
         _show_recipe(chosen)
-    else:
-        found = [make() for make in recipes().values()]
-        lines = [[one.name, one.about, _figures(one.paper)] for one in found]
-        _print("Recipes", ["recipe", "what", "paper"], lines)
-        print()
-        lines = [
-            [one.name, one.about, ", ".join(row.label for row in one.rows)]
-            for one in tables().values()
-        ]
-        _print("Tables", ["table", "what", "rows"], lines)
-        print("\n`overt list RECIPE` shows its settings; `overt run RECIPE --out DIR` runs it.")
+    if table is not None:
+        print(end="" if alone else "\n")
+        _show_rows(table)
+    if name is not None:
+        return
+    found = [make() for make in recipes().values()]
+    lines = [[one.name, one.about, _figures(one.paper)] for one in found]
+    _print("Recipes", ["recipe", "what", "paper"], lines)
+    print()
+    lines = [[one.name, str(len(one.rows)), one.about] for one in tables().values()]
+    _print("Tables", ["table", "rows", "what"], lines)
+    print(
+        "\n`overt list NAME` shows the settings of a recipe and the rows of a table; `overt run "
+        "RECIPE --out DIR` and `overt table TABLE --out DIR` run them."
+    )
 
 
 @app.command()
@@ -366,12 +377,8 @@ def serve(
     from overt.recipes import checks
 
     checks.device(device)
-    try:
-        from overt.serve.running import serve as run
-    except ImportError as error:
-        raise BadInput(
-            f"the server cannot be imported ({error}); pip install 'overt[serve]'."
-        ) from error
+    from overt.serve.running import serve as run
+
     run(models or [], host, port, device, _say)
 
 
@@ -719,6 +726,14 @@ def _show_recipe(recipe: Any) -> None:
     _print("Settings, for --set KEY=VALUE", ["key", "value", "takes"], lines)
 
 
+def _show_rows(table: Any) -> None:
+    """The rows of a table, each a recipe and what is changed in it."""
+    lines = [
+        [one.label, one.recipe().name, " ".join(one.changes) or "nothing"] for one in table.rows
+    ]
+    _print(f"Table {table.name}: {table.about}", ["row", "recipe", "changed"], lines)
+
+
 def _show_results(results: Mapping[str, Any]) -> None:
     """What a run measured, beside the paper's figures where there are some."""
     paper = results.get("paper") or {}
@@ -750,7 +765,11 @@ def _show_model(name: str) -> None:
 
 
 def _figures(paper: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {one.value:g} {one.unit}".rstrip() for name, one in paper.items())
+    """The first figure of a paper, and how many more there are."""
+    for name, one in paper.items():
+        more = f" and {len(paper) - 1} more" if len(paper) > 1 else ""
+        return f"{name} {one.value:g} {one.unit}".rstrip() + more
+    return ""
 
 
 def _say(line: str) -> None:
@@ -842,6 +861,34 @@ def _usage(error: Any) -> str:
     return f"{said}; `{path} --help` shows what it takes."
 
 
+# What an install without extras lacks, by the name it is imported under, and who brings it.
+_EXTRAS = {
+    "transformers": "hf",
+    "tokenizers": "hf",
+    "numba": "caption",
+    "fastapi": "serve",
+    "starlette": "serve",
+    "pydantic": "serve",
+    "uvicorn": "serve",
+    "timm": "timm",
+    "tensorboard": "tensorboard",
+    "easy_vqa": "data",
+    "scipy": "measure",
+    "sklearn": "measure",
+    "ot": "measure",
+    "anywidget": "notebook",
+    "traitlets": "notebook",
+}
+
+
+def _missing(error: BaseException | None) -> str | None:
+    """The package that this fails for the lack of, where an extra of ours brings it."""
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__ if isinstance(error, ImportError) else None
+    name = (error.name or "").partition(".")[0] if error is not None else ""
+    return name if name in _EXTRAS else None
+
+
 def _verdict(error: BaseException) -> tuple[int, str]:
     usage = typer.BadParameter.__mro__[1:3]  # typer carries its own click, or imports it
     match error:
@@ -861,6 +908,8 @@ def _verdict(error: BaseException) -> tuple[int, str]:
             return 1, "there was not enough memory; lower train.batch, data.limit or model.width."
     if isinstance(error, usage):
         return 2, _usage(error)
+    if (lacks := _missing(error)) is not None:
+        return 2, f"this needs {lacks}, which is not here; pip install 'overt[{_EXTRAS[lacks]}]'."
     said = f"{type(error).__name__}: {error}"[:300]
     if type(error).__name__ == "OutOfMemoryError":
         return 1, f"the device ran out of memory; lower train.batch or model.width ({said})."

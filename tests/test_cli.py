@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,7 +82,26 @@ def test_list_names_every_recipe_and_table(call: Call) -> None:
     assert code == 0
     for name in ("toy", "toy-stated", "toys", "needy"):
         assert f"\n{name} " in out
-    assert "\x1b" not in out and max(map(len, out.splitlines())) < 400
+    assert "\x1b" not in out
+
+
+def test_the_list_fits_a_screen_and_a_name_tells_the_rest(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the real ones
+    out = call("list")[1]
+    assert max(map(len, out.splitlines())) <= 200
+    code, out, _ = call("list", "ltpa-1")
+    assert code == 0 and out.startswith("Table ltpa-1: ") and "\ncifar10-att2-mean " in out
+    _, out, _ = call("list", "ltpa-scenes")  # a recipe and a table
+    assert "train.epochs" in out and "\nTable ltpa-scenes: " in out
+    found = json.loads(call("list", "ltpa-1", "--json")[1])
+    assert found["recipes"] == [] and [one["name"] for one in found["tables"]] == ["ltpa-1"]
+
+
+def test_a_name_of_nothing_is_refused_in_the_list(call: Call) -> None:
+    code, out, err = call("list", "nothing-at-all")
+    assert code == 2 and out == "" and "there is no recipe 'nothing-at-all'" in err
 
 
 def test_list_json_is_for_programs(call: Call) -> None:
@@ -364,6 +385,9 @@ def test_data_prepare_names_what_was_done(
         (KeyboardInterrupt(), 130, "overt: stopped at once"),
         (MemoryError(), 1, "overt: there was not enough memory"),
         (OSError(28, "No space left on device"), 1, "overt: the system refused"),
+        (ModuleNotFoundError("No", name="uvicorn"), 2, "overt: this needs uvicorn, which is not"),
+        (ModuleNotFoundError("No", name="scipy.io"), 2, "overt: this needs scipy, which is not he"),
+        (ModuleNotFoundError("No", name="overt.gone"), 1, "overt: a defect in overt"),
         (ZeroDivisionError("oh\x1b[31m no"), 1, "overt: a defect in overt, not in what you gave"),
     ],
 )
@@ -383,6 +407,35 @@ def test_every_end_has_its_code_and_one_sentence(
     assert ended == code
     assert err.startswith(said) and err.count("\n") == 1
     assert "Traceback" not in err and "\x1b" not in err
+
+
+def test_the_extra_that_brings_a_package_is_named() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    modules = {"scikit-learn": "sklearn", "POT": "ot", "easy-vqa": "easy_vqa"}
+    brought: dict[str, set[str]] = {}
+    for extra, wanted in extras["optional-dependencies"].items():
+        for one in wanted if extra not in ("dev", "docs") else ():
+            package = re.split("[<>=;]", one)[0]
+            brought.setdefault(modules.get(package, package), set()).add(extra)
+    assert set(cli._EXTRAS) == set(brought)
+    assert all(extra in brought[name] for name, extra in cli._EXTRAS.items())
+
+
+def test_a_library_that_says_what_it_lacks_is_understood(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
+        except ImportError as problem:
+            raise ImportError("attention flow needs scipy: pip install scipy") from problem
+
+    monkeypatch.setattr("overt.recipes.running.run", run)
+    code, _, err = call("run", "toy", "--out", tmp_path / "a")
+    assert (code, err) == (
+        2,
+        "overt: this needs scipy, which is not here; pip install 'overt[measure]'.\n",
+    )
 
 
 def test_the_traceback_is_there_for_who_asks(

@@ -64,7 +64,7 @@ def find(name: str) -> Recipe:
 
 
 def listing(name: str | None = None) -> dict[str, Any]:
-    """All recipes and tables, or one recipe, as JSON values."""
+    """All recipes and tables, or those of one name, as JSON values."""
     from dataclasses import asdict
 
     from overt.recipes import settings, tables
@@ -93,6 +93,6 @@ def listing(name: str | None = None) -> dict[str, Any]:
                 "columns": list(table.columns),
             }
             for table in tables.tables().values()
-            if name is None
+            if name in (None, table.name)
         ],
     }
