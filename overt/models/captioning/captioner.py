@@ -140,7 +140,8 @@ class Written:
         """The samples named, in their order; images are only moved where they are others."""
         past = tuple((key[rows], value[rows]) for key, value in self.past)
         sample = self.sample[rows]
-        if torch.equal(sample, self.sample):  # beams of one image changing places
+        # beams of one image change places; what is spread out cannot be the same, and no card waits
+        if len(sample) == len(self.sample) and torch.equal(sample, self.sample):
             return replace(self, past=past)
         return Written(
             self.memory.select(rows),

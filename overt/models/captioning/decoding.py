@@ -15,6 +15,8 @@ from overt.models.output import Decoder
 
 Rank = Callable[[Float[Tensor, "b w"], Int[Tensor, "b w"]], Float[Tensor, "b w"]]
 
+ASKED = 4  # tokens after which a card is asked whether all texts have ended: it waits for that
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -86,8 +88,7 @@ def sample(
         raise ValueError(f"{draws} draws at temperature {temperature}: both must be above 0")
 
     def draw(log_p: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
-        shares = (log_p / temperature).softmax(dim=-1)
-        return torch.multinomial(shares, 1, generator=generator)[:, 0]
+        return drawn((log_p / temperature).softmax(dim=-1), generator)
 
     return _one_by_one(model, batch, rules or Rules(), features, draws, draw)
 
@@ -110,13 +111,24 @@ def sample_beside_greedy(
     each = draws + 1
 
     def choose(log_p: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
-        chosen = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0]
+        chosen = drawn(log_p.exp(), generator)
         chosen[::each] = log_p[::each].argmax(dim=-1)
         return chosen
 
     found = _one_by_one(model, batch, rules or Rules(), features, each, choose)
-    rows = torch.arange(len(found), device=found.tokens.device)
-    return _selected(found, rows[rows % each > 0]), _selected(found, rows[::each])
+    rows = torch.arange(len(found), device=found.tokens.device).unflatten(0, (-1, each))
+    return _selected(found, rows[:, 1:].flatten()), _selected(found, rows[:, 0])
+
+
+def drawn(
+    shares: Float[Tensor, "b v"], generator: torch.Generator | None = None
+) -> Int[Tensor, " b"]:
+    """One token a row by chance: what `torch.multinomial` draws, without asking a card anything.
+
+    Waiting times with the shares as rates are a race that each token wins as often as its share.
+    """
+    waits = torch.empty_like(shares).exponential_(generator=generator)
+    return (shares / waits).argmax(dim=-1)
 
 
 def beam(
@@ -229,7 +241,7 @@ def _begin(
 class _Allowed:
     """Log-probabilities of the next token under the rules, which share out what they forbid.
 
-    What is forbidden is written down once: a list sent to a GPU at each step would be waited for.
+    What is forbidden is written down once, where the logits are: nothing is sent to a card.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -238,11 +250,12 @@ class _Allowed:
     def __call__(self, logits: Float[Tensor, "b v"], written: int) -> Float[Tensor, "b v"]:
         size, end = logits.shape[-1], self.rules.end
         if not written:
-            never = [token for token in self.rules.never if token < size and token != end]
-            forbidden = torch.zeros(2, size, dtype=torch.bool)
-            forbidden[:, never] = True
+            forbidden = torch.zeros(2, size, dtype=torch.bool, device=logits.device)
+            for token in self.rules.never:
+                if token < size and token != end:
+                    forbidden[:, token] = True
             forbidden[1, end] = True
-            self.forbidden = forbidden.to(logits.device)
+            self.forbidden = forbidden
         early = written + 1 < self.rules.shortest
         return logits.float().masked_fill(self.forbidden[int(early)], -torch.inf).log_softmax(-1)
 
@@ -265,9 +278,22 @@ def _one_by_one(
         gained = log_p.gather(1, tokens[:, None])[:, 0]
         steps.append(_Step(tokens, there, gained, output.attention))
         there = there & (tokens != rules.end)
-        if not bool(there.any()):
+        if _over(there, n + 1):
+            steps = steps[: _needed(steps)]
             break
     return _texts(steps, rules)
+
+
+def _over(there: Bool[Tensor, " b"], written: int) -> bool:
+    """Whether all texts have ended; a card is asked now and then, and never while it records."""
+    if there.is_cuda and (written % ASKED or torch.cuda.is_current_stream_capturing()):
+        return False
+    return not bool(there.any())
+
+
+def _needed(steps: Sequence[_Step]) -> int:
+    """The steps in which some text went on: a card may have been asked later than that."""
+    return int(torch.stack([one.there.any() for one in steps]).sum())
 
 
 def _traced(steps: Sequence[_Step], rows: Tensor | None = None) -> list[_Step]:

@@ -14,14 +14,15 @@ from overt import supervise
 from overt.data.batch import Batch
 from overt.measure.captions import Consensus
 from overt.models.captioning.captioner import Captioner, Memory
-from overt.models.captioning.decoding import Rules, Texts, greedy, sample, sample_beside_greedy
+from overt.models.captioning.decoding import Rules, Texts
 from overt.models.output import Decoder
-from overt.recipes.a2.data import Parts, Pictures, Sight, one_each, opened
+from overt.recipes.a2.data import Parts, Pictures, Sight, every, one_each, opened
 from overt.recipes.a2.evaluation import Scorer, evaluated, texts_of
 from overt.recipes.a2.ground import ground_of, take
 from overt.recipes.a2.networks import AlignedCaptioner, Net, network
 from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic, Schedule
-from overt.recipes.building import limits, source
+from overt.recipes.a2.writing import Write, drawing, recorded, usual
+from overt.recipes.building import limits, source, watching
 from overt.recipes.experiment import Evaluation, Experiment, Stage
 from overt.recipes.recipe import Context
 from overt.recipes.spoken import Mute, Spoken, spoken
@@ -37,6 +38,7 @@ from overt.train import (
     processes,
     warm_then_cosine,
 )
+from overt.train.monitor import by_watching
 
 ELAPSED = 1.5  # temperatures of `decay` in a whole training, as in the code of Lu et al.
 BETAS = (0.9, 0.98)  # of Adam, as in "Attention is all you need"
@@ -50,9 +52,11 @@ def build(recipe: A2Recipe, context: Context) -> Experiment:
     rules = Rules(longest=parts.longest)
     clock = Clock()
     scorer = Scorer(parts.val.references)
+    may_record = recipe.train.graph and device.type == "cuda"
+    said = recorded(usual(model, rules)) if may_record else usual(model, rules)
 
     def write(net: Decoder, batch: Batch) -> Texts:
-        return greedy(net, batch, rules)
+        return said(plain_of(model).encode(batch))[0]
 
     def validate(net: nn.Module) -> dict[str, float]:
         with clock.stopped():
@@ -62,7 +66,9 @@ def build(recipe: A2Recipe, context: Context) -> Experiment:
     monitor = Monitor(validate, "cider_d")
     stages = [_first(recipe, context, parts, model, monitor)]
     if recipe.critic.epochs:
-        stages.append(_second(recipe, context, parts, model, monitor, rules, clock))
+        draw = drawing(model, recipe.critic, rules)
+        draw = recorded(draw) if may_record else draw
+        stages.append(_second(recipe, context, parts, model, monitor, rules, clock, draw))
 
     def evaluate(reporter: Reporter) -> Evaluation:
         found = evaluated(model, parts, rules, device)
@@ -100,9 +106,13 @@ def plain_of(model: Net) -> Captioner:
     return model.captioner if isinstance(model, AlignedCaptioner) else model
 
 
-def encoded(model: Net, batch: Batch) -> Memory:
-    """The memory of every sample; a picture with several captions is encoded once."""
-    pictures, of = one_each(batch)
+def encoded(model: Net, batch: Batch, each: int | None = None) -> Memory:
+    """The memory of every sample; a picture with several captions is encoded once.
+
+    `each` is how many captions every picture has, where that is known: the device is then not
+    waited for.
+    """
+    pictures, of = one_each(batch) if each is None else every(batch, each)
     return plain_of(model).encode(pictures).select(of)
 
 
@@ -149,10 +159,13 @@ def _owned(model: Net) -> dict[str, list[nn.Parameter]]:
     return {perturb.CAPTIONER: list(model.parameters())}
 
 
-def next_word_losses(model: Net, batch: Batch, recipe: A2Recipe) -> Losses:
-    """Eq. 11 with aligned attention, and eq. 4 where masks learn by disturbing."""
+def next_word_losses(model: Net, batch: Batch, recipe: A2Recipe, each: int | None = None) -> Losses:
+    """Eq. 11 with aligned attention, and eq. 4 where masks learn by disturbing.
+
+    With `each`, the captions of every picture, nothing waits for the device: it can be recorded.
+    """
     assert batch.tokens is not None and batch.token_mask is not None
-    memory, captioner = encoded(model, batch), plain_of(model)
+    memory, captioner = encoded(model, batch, each), plain_of(model)
     tokens, wanted, rows = batch.tokens[:, :-1], batch.tokens[:, 1:], batch.token_mask[:, 1:]
 
     def task() -> supervise.Loss:
@@ -169,11 +182,14 @@ def next_word_losses(model: Net, batch: Batch, recipe: A2Recipe) -> Losses:
 
 def _first(recipe: A2Recipe, context: Context, parts: Parts, model: Net, monitor: Monitor) -> Stage:
     sets = parameter_sets(model, recipe, len(parts.train))
+    each = parts.train.each
 
-    def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
+    def before(progress: Progress) -> None:
         if isinstance(model, AlignedCaptioner):
             model.advance(ELAPSED * progress.fraction)
-        return next_word_losses(model, batch, recipe)
+
+    def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
+        return next_word_losses(model, batch, recipe, each)
 
     def run(resume: bool, reporter: Reporter) -> Fitted | None:
         begun = ground_of(recipe, context)
@@ -190,6 +206,8 @@ def _first(recipe: A2Recipe, context: Context, parts: Parts, model: Net, monitor
             seed=context.seed,
             device=context.device,
             monitor=monitor,
+            attention=watching(recipe.train, by_watching),
+            before=before,
             resume=resume,
             reporter=reporter,
         )
@@ -233,29 +251,32 @@ class Clock:
 
 
 def critical(
-    model: Net, batch: Batch, judge: "Reward", critic: Critic, rules: Rules
+    model: Net,
+    batch: Batch,
+    judge: "Reward",
+    critic: Critic,
+    rules: Rules,
+    write: Write | None = None,
 ) -> reward.Critique:
     """One step of eq. 12 on the pictures of a batch, with aligned attention throughout.
 
     With a greedy baseline its caption is written beside those that are drawn. The model should be
-    in eval mode: captions are then drawn from the captioner that is used, without dropout.
+    in eval mode: captions are then drawn from the captioner that is used, without dropout. `write`
+    is how captions are drawn, by default `drawing`.
     """
     pictures, _ = one_each(batch)
     memory = plain_of(model).encode(pictures)
-    usual: list[Texts] = []
+    write = write or drawing(model, critic, rules)
+    alone: list[Texts] = []
     held: list[Tensor] = []
 
     def draw() -> Texts:
-        if critic.baseline is not Baseline.GREEDY:
-            return sample(model, pictures, critic.draws, rules=rules, features=memory)
-        drawn, alone = sample_beside_greedy(
-            model, pictures, critic.draws, rules=rules, features=memory
-        )
-        usual.append(alone)
+        *before, drawn = write(memory)
+        alone.extend(before)
         return drawn
 
     def worth(drawn: reward.Drawn) -> Tensor:
-        *before, rewards = judge([*usual, drawn], pictures)  # in one go: half the time of two
+        *before, rewards = judge([*alone, drawn], pictures)  # in one go: half the time of two
         held.extend(one[:, 0] for one in before)
         return rewards
 
@@ -321,6 +342,7 @@ def _second(
     monitor: Monitor,
     rules: Rules,
     clock: Clock,
+    write: Write,
 ) -> Stage:
     """Self-critical training of the captioner; masks stay as the first stage left them."""
     critic = recipe.critic
@@ -334,7 +356,7 @@ def _second(
             if isinstance(model, AlignedCaptioner):
                 model.advance(ELAPSED)
             clock.step()
-            found = critical(model, batch, judge, critic, rules)
+            found = critical(model, batch, judge, critic, rules, write)
             return {perturb.CAPTIONER: {"critic": found.loss, **_watched(found)}}
 
         plan = replace(
@@ -344,6 +366,7 @@ def _second(
             batch=critic.batch,
             accumulate=1,
             patience=critic.epochs,
+            graph=False,  # captions are judged in Python, in the middle of a step
         )
         return fit(
             model,
@@ -356,6 +379,7 @@ def _second(
             stage="critic",
             device=context.device,
             monitor=monitor,
+            attention=watching(recipe.train, by_watching),
             resume=resume,
             reporter=reporter,
         )

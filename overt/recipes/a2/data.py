@@ -84,7 +84,8 @@ class Pictures:
     """Pictures and what is said of them. An item is a picture, and each of its captions a sample.
 
     `tokens` are begin, the caption, end, of one caption after the other; those of picture i stand
-    from `first[i]` to `first[i + 1]`. `show` gives what is seen of pictures, a row each.
+    from `first[i]` to `first[i + 1]`. `show` gives what is seen of pictures, a row each. Batches
+    are all as wide as the longest caption, so that a step that was recorded fits every one.
     """
 
     name: str
@@ -100,14 +101,20 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def each(self) -> int | None:
+        """How many captions a picture has, where all have equally many."""
+        counts = np.unique(np.diff(self.first))
+        return int(counts[0]) if len(counts) == 1 else None
+
     def batch(self, indices: Sequence[int]) -> Batch:
         """All captions of these pictures, on the device where the tokens are."""
         chosen = [int(one) for one in indices]
         spans = [np.arange(self.first[one], self.first[one + 1]) for one in chosen]
         rows = np.concatenate(spans)
         of = np.repeat(np.arange(len(chosen)), [len(span) for span in spans])
-        device, wide = self.tokens.device, int(self.lengths[rows].max())
-        tokens = self.tokens[torch.from_numpy(rows).to(device), :wide]
+        device = self.tokens.device
+        tokens = self.tokens[torch.from_numpy(rows).to(device)]
         numbers = [row - self.first[chosen[at]] for row, at in zip(rows, of, strict=True)]
         return replace(
             _shown(self.show(chosen), torch.from_numpy(of).to(device)),
@@ -175,6 +182,21 @@ def one_each(batch: Batch) -> tuple[Batch, Int[Tensor, " b"]]:
     first = torch.ones_like(of, dtype=torch.bool)
     first[1:] = of[1:] != of[:-1]  # samples of one picture stand together
     return batch.select(first.nonzero()[:, 0]), of
+
+
+def every(batch: Batch, each: int) -> tuple[Batch, Int[Tensor, " b"]]:
+    """What `one_each` gives of a batch with `each` samples a picture, but for its texts.
+
+    Nothing is read, neither texts nor numbers on a device: steps that are recorded must not.
+    """
+    rows = {
+        name: None if (value := getattr(batch, name)) is None else value[::each]
+        for name in ("boxes", "features", "region_mask")
+    }
+    of = batch.image_index
+    names = ("",) * (len(batch) // each)
+    pictures = Batch(names, batch.images, image_of=of[::each], geometry=batch.geometry, **rows)
+    return pictures, of
 
 
 def said(

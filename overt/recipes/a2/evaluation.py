@@ -214,7 +214,9 @@ def of_words(model: Net, batch: Batch) -> dict[str, Tensor]:
     plain = model.captioner if isinstance(model, AlignedCaptioner) else model
     with torch.no_grad():
         memory = plain.encode(pictures).select(of)
-    tokens, wanted, rows = batch.tokens[:, :-1], batch.tokens[:, 1:], batch.token_mask[:, 1:]
+    wide = int(batch.token_mask.sum(dim=1).max())  # a batch is as wide as any caption of the set
+    written, there = batch.tokens[:, :wide], batch.token_mask[:, :wide]
+    tokens, wanted, rows = written[:, :-1], written[:, 1:], there[:, 1:]
     layout = (words(tokens.shape[1]), memory.layout)
 
     def run(given: Memory) -> Tensor:

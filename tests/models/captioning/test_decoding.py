@@ -6,11 +6,13 @@ import torch
 from torch import nn
 
 from overt.data.vocabulary import BEGIN, END
+from overt.models.captioning import decoding
 from overt.models.captioning.decoding import (
     Rules,
     a_word,
     beam,
     beams,
+    drawn,
     greedy,
     sample,
     sample_beside_greedy,
@@ -157,6 +159,29 @@ def test_chance_follows_the_model_and_its_temperature():
     torch.testing.assert_close(log_p, expected)
     warm = sample(Coin(), batch, draws=20, temperature=1e3, rules=rules, generator=generator)
     assert float((warm.tokens == 5).float().mean()) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_race_draws_what_multinomial_draws():
+    shares = torch.rand(50, 30).softmax(dim=-1)
+    shares[:, ::3] = 0
+    ours = drawn(shares, torch.Generator().manual_seed(4))
+    theirs = torch.multinomial(shares, 1, generator=torch.Generator().manual_seed(4))[:, 0]
+    assert torch.equal(ours, theirs)
+
+
+def test_tokens_after_the_last_end_are_left_out(monkeypatch):
+    """A card is asked now and then only, and what it wrote in the meantime is dropped."""
+    tokens = torch.tensor([[5, 6, END], [8, END, 0], [6, END, 0]])
+    batch = replace(toy_batch(3), tokens=tokens, token_mask=tokens > 0, text=None)
+    asked = []
+
+    def over(there, written):
+        asked.append(written)
+        return written % 5 == 0 and not bool(there.any())
+
+    monkeypatch.setattr(decoding, "_over", over)
+    found = greedy(Copier(gain=40.0), batch)
+    assert asked == [1, 2, 3, 4, 5] and torch.equal(found.tokens, tokens)
 
 
 def test_draws_of_a_sample_stand_together():

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from overt.models.captioning.decoding import Rules, greedy
 from overt.recipes import find, settings
 from overt.recipes.a2 import recipe as a2
 from overt.recipes.a2.building import (
+    ELAPSED,
     Clock,
     Reward,
+    build,
     critical,
     next_word_losses,
     noam,
@@ -28,8 +31,10 @@ from overt.recipes.a2.building import (
 from overt.recipes.a2.data import Parts, one_each, scenes
 from overt.recipes.a2.networks import AlignedCaptioner, network
 from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic
+from overt.recipes.recipe import Context
 from overt.supervise.perturb import CAPTIONER, MASKS
 from overt.train import Reporter
+from overt.train.recording import sealed
 from tests.recipes import tiny
 from tests.recipes.a2.small import SETS
 
@@ -99,6 +104,45 @@ def test_a_picture_with_five_captions_costs_as_one_loss_of_all(parts: Parts):
     )
     assert float(ours.total.detach()) == pytest.approx(slow, rel=1e-5)
     assert int(ours.count) == int(batch.token_mask[:, 1:].sum())
+
+
+@pytest.mark.parametrize("label", list(a2.rows()))
+def test_no_step_waits_for_the_device(
+    parts: Parts, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is recorded on a card: on tensors without numbers, every look at one would raise."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta
+    recipe = made(*a2.rows()[label])
+    model = net(recipe, parts).to("meta")
+    sets = parameter_sets(model, recipe, 12)
+    batch = sealed(parts.train.batch([0, 1, 2, 3]).to("meta"))
+    losses = next_word_losses(model, batch, recipe, each=5)
+    for name, group in losses.items():
+        total = sum(one.weight * one.total / one.count for one in group.values())
+        assert isinstance(total, torch.Tensor) and total.is_meta
+        total.backward(inputs=sets[name].parameters, retain_graph=True)
+
+
+@pytest.mark.parametrize("label", ["none", "gate"])
+def test_what_need_not_wait_is_the_same(parts: Parts, label: str) -> None:
+    recipe = made(*a2.rows()[label])
+    model, batch = net(recipe, parts), parts.train.batch([0, 3])
+    assert parts.train.each == 5
+    several = []
+    for each in (None, 5):
+        torch.manual_seed(1)
+        losses = next_word_losses(model, batch, recipe, each)
+        several.append({(a, b): one.total for a, c in losses.items() for b, one in c.items()})
+    torch.testing.assert_close(several[0], several[1])
+
+
+def test_what_decay_has_come_to_is_said_ahead_of_a_step(tmp_path: Path):
+    """Steps themselves do not read their progress, or they could not be replayed."""
+    recipe = made("align.fuse=decay", "model.layers=1")
+    built = build(recipe, Context(tmp_path, device="cpu"))
+    built.stages[0].run(False, Reporter(enabled=False))
+    (elapsed,) = built.model.buffers()
+    assert float(elapsed) == pytest.approx(ELAPSED * 2 / 3)  # ahead of the last of three steps
 
 
 @pytest.mark.parametrize("baseline", list(Baseline))

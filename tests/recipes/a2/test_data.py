@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from overt.data.vocabulary import BEGIN, END
 from overt.errors import BadInput
 from overt.measure.captions import caption_words
 from overt.recipes.a2 import data
-from overt.recipes.a2.data import Kept, Read, crops, one_each, photos, scenes
+from overt.recipes.a2.data import Kept, Read, crops, every, one_each, photos, scenes
 from overt.recipes.a2.recipe import Files, Photos, Scenes
 from tests.recipes.a2.small import SAID, write_coco, write_flickr8k
 
@@ -31,8 +32,11 @@ def test_a_batch_of_scenes_has_all_captions_of_each(drawn: data.Parts) -> None:
     assert len(batch) == 10 and batch.image_index.tolist() == [0] * 5 + [1] * 5
     theirs = CaptionScenes("train", 1, 6).batch([4, 1])
     assert batch.tokens is not None and theirs.tokens is not None
-    assert torch.equal(batch.tokens, theirs.tokens)
-    assert torch.equal(batch.token_mask, theirs.token_mask)  # type: ignore[arg-type]
+    wide = theirs.tokens.shape[1]
+    assert torch.equal(batch.tokens[:, :wide], theirs.tokens)
+    assert torch.equal(batch.token_mask[:, :wide], theirs.token_mask)  # type: ignore[index]
+    assert batch.tokens.shape[1] == drawn.train.lengths.max()  # whatever captions are in it
+    assert not batch.token_mask[:, wide:].any()  # type: ignore[index]
     assert batch.references == theirs.references
     assert torch.equal(batch.boxes, theirs.boxes)  # type: ignore[arg-type]
     assert batch.ids[6] == "scenes-captions-train-1-000001#1"
@@ -43,6 +47,17 @@ def test_a_picture_is_encoded_once_whatever_is_said_of_it(drawn: data.Parts) -> 
     pictures, of = one_each(batch)
     assert len(pictures) == 3 and torch.equal(of, batch.image_index)
     assert torch.equal(pictures.features[of], batch.features)  # type: ignore[index, arg-type]
+
+
+def test_pictures_of_equally_many_captions_are_found_without_looking(drawn: data.Parts) -> None:
+    batch = drawn.train.batch([3, 0, 5])
+    assert drawn.train.each == 5
+    (ours, of), (theirs, them) = every(batch, 5), one_each(batch)
+    assert len(ours) == 3 and torch.equal(of, them)
+    for name in ("images", "image_of", "boxes", "features", "region_mask"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name))
+    uneven = replace(drawn.train, first=np.array([0, 5, 7, 15, 20, 25, 30]))
+    assert uneven.each is None
 
 
 def test_pictures_without_captions_are_there_to_be_described(drawn: data.Parts) -> None:
