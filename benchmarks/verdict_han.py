@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 KEPT = ("accuracy", "covered", "beyond_chance", "cells_kept")
 STRONG, POINT, MISSED, COLLAPSE = 0.94, 0.01, 0.9, 2.0
 LEARNED = ("gumbel-sum-16", "straight-through-sum-16", "soft-to-hard-sum-16")
+LEVELS = (0.8, 0.9)
 FIGURE_3 = ("rn", "han-rn", "st-rn")
 EACH = 20  # questions of a picture
 COUNTED, FOUND = 0.64, 0.9  # of relational questions, of those about one thing
@@ -38,6 +39,18 @@ class Kept:
 
     results: Mapping[tuple[str, int], dict[str, Any]]
     samples: Mapping[str, Tensor]
+    curves: Mapping[tuple[str, int], list[dict[str, float]]]
+    alone: Mapping[str, float]
+
+    def steps(self, row: str, seed: int, level: float, name: str = "accuracy") -> float | None:
+        """After how many steps a run first had that much of validation; None if it never did."""
+        curve = self.curves.get((row, seed), [])
+        return next((one["step"] for one in curve if one[name] >= level), None)
+
+    def seconds(self, row: str, seed: int, level: float) -> float | None:
+        """The steps to a level in seconds of a card that has nothing else to do."""
+        steps = self.steps(row, seed, level)
+        return None if steps is None or row not in self.alone else steps * self.alone[row] / 1000
 
     def has(self, *rows: str) -> bool:
         """Whether there is a run of each of these rows; those that are missing are named."""
@@ -70,7 +83,15 @@ def read(folder: Path) -> Kept | None:
     """What is kept of a table; None where nothing is."""
     if not (folder / "samples.npz").is_file():
         return None
-    return Kept(*kept_in.read(folder))
+    curves = {
+        (path.parts[-3], int(path.parent.name.removeprefix("seed-"))): json.loads(path.read_text())[
+            "rows"
+        ]
+        for path in folder.glob("*/seed-*/clock.json")
+    }
+    timed = folder / "alone.json"
+    alone = json.loads(timed.read_text())["milliseconds"] if timed.is_file() else {}
+    return Kept(*kept_in.read(folder), curves, alone)
 
 
 def wanted(name: str, values: Any) -> Any | None:
@@ -143,11 +164,8 @@ def sort_of_clevr(kept: Kept) -> None:
     no_worse(kept, "han-rn", "rn-aligned", name, "the choice is free")
     for other in ("random-rn", "blind-rn"):
         difference(kept, "han-rn", other, name, "the rule is worth something")
-    print("figure 3a: seconds to 90 % of validation, seed by seed")
-    if kept.has("rn", "han-rn"):
-        for seed in kept.seeds("rn"):
-            pair = [kept.results.get((row, seed), {}).get("clock", {}) for row in ("rn", "han-rn")]
-            print(f"  seed {seed}: rn, han-rn {[one.get('seconds_to_90') for one in pair]}")
+    for level in LEVELS:
+        sooner(kept, level)
     print("figure 3b: straight-through")
     if kept.has("st-rn", "han-rn"):
         spread = [max(one) - min(one) for one in (kept.means(r, name) for r in ("st-rn", "han-rn"))]
@@ -157,6 +175,20 @@ def sort_of_clevr(kept: Kept) -> None:
         print(f"  {'unstable' if loose else 'not unstable here'}")
     difference(kept, "adahan-rn", "han-rn", name, "as many as a question needs")
     collapse(kept, "adahan-rn")
+
+
+def sooner(kept: Kept, level: float) -> None:
+    """Figure 3a: which of two rows is first at a level, by steps and by the seconds they take."""
+    print(f"figure 3a: {level:.0%} of validation, steps and seconds alone on the card")
+    if not kept.has("rn", "han-rn"):
+        return
+    ahead = []
+    for seed in kept.seeds("rn"):
+        steps = [kept.steps(row, seed, level) for row in ("rn", "han-rn")]
+        taken = [kept.seconds(row, seed, level) for row in ("rn", "han-rn")]
+        print(f"  seed {seed}: rn, han-rn {steps} steps, {taken} s")
+        ahead.append(None if None in taken else taken[1] < taken[0])
+    print(f"  {'not decided' if None in ahead else 'yes' if all(ahead) else 'NO'}")
 
 
 def collapse(kept: Kept, row: str) -> None:
@@ -235,18 +267,26 @@ def _first(rows: Sequence[Sequence[float]], column: int, level: float, asked: in
 
 
 def figure(runs: Path, out: Path) -> None:
-    """Validation accuracy against seconds of training, a line a run, as figure 3."""
+    """Validation accuracy against seconds of training, a line a run, as figure 3.
+
+    Seconds are steps times milliseconds a step alone on the card, where these were measured.
+    """
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
+    timed = runs / "alone.json"
+    alone = json.loads(timed.read_text())["milliseconds"] if timed.is_file() else {}
     drawn, axes = pyplot.subplots(figsize=(6, 4))
     for number, row in enumerate(FIGURE_3):
         for path in sorted(runs.glob(f"{row}/seed-*/clock.json")):
             rows = json.loads(path.read_text())["rows"]
             label = row if path.parent.name == "seed-0" else None
-            seconds, right = ([one[name] for one in rows] for name in ("seconds", "accuracy"))
+            right, steps = ([one[name] for one in rows] for name in ("accuracy", "step"))
+            seconds = [one["seconds"] for one in rows]
+            if row in alone:
+                seconds = [step * alone[row] / 1000 for step in steps]
             axes.plot(seconds, right, color=f"C{number}", label=label)
     axes.set(xlabel="seconds of training", ylabel="validation accuracy")
     axes.legend()
