@@ -26,7 +26,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler talks
 
 import sections
-from sections.report import Report, Setting, machine, peers, plain, row_of, table, tally
+from sections.report import (
+    Report,
+    Setting,
+    machine,
+    peers,
+    plain,
+    row_of,
+    table,
+    tally,
+    told,
+)
 
 Write = Callable[[dict[str, Any], dict[str, str]], None]
 
@@ -36,7 +46,7 @@ def measured(
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """What each section found, and the errors of those that did not come to their end.
 
-    All so far is written after each of them: a machine that is taken away takes one section along.
+    All so far is written after each part of them: a machine that is taken away takes little along.
     """
     found: dict[str, Report] = {}
     kept: dict[str, Any] = {}
@@ -44,16 +54,24 @@ def measured(
     for name in names:
         begun = time.perf_counter()
         print(f"{name} ...", end=" ", flush=True)
-        try:
-            one = sections.section(name)(setting)
-            found[name] = without_goals(one) if setting.quick else one
-            about = {"command": command, "load": round(os.getloadavg()[0], 1)}
-            about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"command": command, "load": round(os.getloadavg()[0], 1)}
+        about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+        report = Report()
+
+        def save(name: str = name, report: Report = report, about: dict[str, Any] = about) -> None:
+            found[name] = without_goals(report) if setting.quick else report
             kept[name] = {**about, "rounds": setting.rounds, **plain(found[name])}
+            write(kept, broken)
+
+        report.save = save
+        try:
+            sections.section(name)(setting, report)
         except Exception as error:  # the others are still worth their time
             traceback.print_exc()
-            broken[name] = f"{type(error).__name__}: {error}"
-        write(kept, broken)
+            broken[name] = told(error)
+            write(kept, broken)
+        else:
+            save()
         print(f"{time.perf_counter() - begun:.0f} s", flush=True)
     return found, broken
 
@@ -117,7 +135,10 @@ def main(words: list[str]) -> int:
         print(f"wrote {given.out}")
     for name, why in broken.items():
         print(f"{name} did not come to its end: {why}", file=sys.stderr)
-    return 1 if broken else 0
+    failed = [f"{what} of {name}: {why}" for name, one in found.items()
+              for what, why in one.failed.items()]  # fmt: skip
+    print(*failed, sep="\n", file=sys.stderr)
+    return 1 if broken or failed else 0
 
 
 if __name__ == "__main__":

@@ -125,12 +125,12 @@ def test_the_table_has_every_row_and_survives_json():
 def test_a_section_that_breaks_does_not_lose_the_others(tmp_path, monkeypatch, capsys):
     speed, report = load("speed"), load("sections.report")
 
-    def section(name: str) -> Callable[[Any], Any]:
-        def run(setting: Any) -> Any:
+    def section(name: str) -> Callable[[Any, Any], None]:
+        def run(setting: Any, found: Any) -> None:
             assert (setting.device, setting.quick, setting.rounds) == ("cpu", True, 2)
             if name == "hard":
                 raise AssertionError("two ways differ")
-            return report.Report(rows(report))
+            found.add(*rows(report))
 
         return run
 
@@ -149,10 +149,39 @@ def test_a_section_that_breaks_does_not_lose_the_others(tmp_path, monkeypatch, c
     assert "hard did not come to its end" in capsys.readouterr().err
 
 
+def test_a_part_that_breaks_is_a_row_and_all_before_it_is_written(tmp_path, monkeypatch, capsys):
+    speed, report = load("speed"), load("sections.report")
+    out = tmp_path / "speed.json"
+    written: list[int] = []
+
+    def section(setting: Any, found: Any) -> None:
+        found.part("good", lambda: found.add(*rows(report)))
+        written.append(len(json.loads(out.read_text())["sections"]["start"]["rows"]))
+
+        def breaks() -> None:
+            raise RuntimeError("no such | kernel\nand more")
+
+        found.part("new", breaks)
+        written.append(len(json.loads(out.read_text())["sections"]["start"]["rows"]))
+
+    monkeypatch.setattr(speed.sections, "section", lambda name: section)
+    assert speed.main(["--only", "start", "--out", str(out)]) == 1
+    assert written == [5, 6], "what is known is written after each part"
+    kept = json.loads(out.read_text())
+    assert not kept["broken"]
+    once = kept["sections"]["start"]
+    assert once["failed"] == {"new": "RuntimeError: no such / kernel"}
+    assert once["rows"][-1]["verdict"] == "RuntimeError: no such / kernel"
+    assert "new of start" in capsys.readouterr().err
+
+
 def test_other_sections_of_a_file_stay(tmp_path, monkeypatch):
     speed, report = load("speed"), load("sections.report")
-    found = report.Report(rows(report))
-    monkeypatch.setattr(speed.sections, "section", lambda name: lambda setting: found)
+
+    def section(setting: Any, found: Any) -> None:
+        found.add(*rows(report))
+
+    monkeypatch.setattr(speed.sections, "section", lambda name: section)
     out = tmp_path / "speed.json"
     assert speed.main(["--only", "start", "--out", str(out)]) == 0
     assert speed.main(["--only", "hard", "--out", str(out)]) == 0

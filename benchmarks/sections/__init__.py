@@ -1,4 +1,4 @@
-"""The sections of `make bench`: each a function of a `Setting` that gives a `Report`."""
+"""The sections of `make bench`: each a function of a `Setting` that fills a `Report`."""
 
 from importlib import import_module
 
@@ -15,6 +15,7 @@ NAMES = {  # in the order of the table; what each is about
     "training": "training",
     "monitor": "watching while training",
     "scenes": "the world",
+    "compiled": "the same, compiled",
 }
 
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,53 +187,59 @@ def pictures(count: int, words: int, cells: int, width: int) -> Any:
     )
 
 
-def reward_share(setting: Setting, report: Report) -> None:
+def cases(setting: Setting) -> dict[str, tuple[Any, Any]]:
+    """Captioners by name: their sizes and how masks are fused."""
+    from overt.recipes.a2.recipe import Fuse, a2_coco, a2_flickr8k
+
+    paper, small = a2_coco().model, a2_flickr8k().model
+    found = {"small": (small, Fuse.NONE), "as in the paper": (paper, Fuse.NONE)}
+    if setting.gpu:
+        found |= {"small, gate": (small, Fuse.GATE), "as in the paper, gate": (paper, Fuse.GATE)}
+    return found
+
+
+def reward_share(name: str, sizes: Any, fuse: Any, setting: Setting, report: Report) -> None:
     """Which share of a self-critical step the reward takes: clocks on the wall, both inside it."""
     from overt.models.answering.eyes import CachedEye
     from overt.models.captioning.decoding import Rules
     from overt.recipes.a2.building import Clock, Reward, critical
     from overt.recipes.a2.networks import network
-    from overt.recipes.a2.recipe import Align, Critic, Fuse, a2_coco, a2_flickr8k
+    from overt.recipes.a2.recipe import Align, Critic
     from overt.train.loop import seed_everything
 
     words, cells, width = 2500, 49, 1280
     device = torch.device(setting.device)
     data = pictures(setting.some(6000, 200), words, cells, width).to(device)
     batch = setting.some(64 if setting.gpu else 4, 2)
-    paper, small = a2_coco().model, a2_flickr8k().model
-    cases = {"small": (small, Fuse.NONE), "as in the paper": (paper, Fuse.NONE)}
-    if setting.gpu:
-        cases |= {"small, gate": (small, Fuse.GATE), "as in the paper, gate": (paper, Fuse.GATE)}
-    for name, (sizes, fuse) in cases.items():
-        seed_everything(0)
-        model = network(sizes, Align(fuse), words, CachedEye(width, (7, 7))).to(device).eval()
-        clock = Clock()
-        judge, rules = Reward(data, clock), Rules(longest=21)
-        critic = replace(Critic(), batch=batch)
-        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 5e-6)
-        steps, shares, rewards = [], [], []
-        for number in range(1 + setting.some(10 if setting.gpu else 4, 1)):
-            first = (number * batch) % (len(data) - batch)
-            part = data.batch(range(first, first + batch))
-            _wait(device)
-            begun, before = time.perf_counter(), clock.reward
-            found = critical(model, part, judge, critic, rules)
-            optimizer.zero_grad(set_to_none=True)
-            found.loss.mean().backward()
-            optimizer.step()
-            _wait(device)
-            if number:
-                steps.append(time.perf_counter() - begun)
-                rewards.append(clock.reward - before)
-                shares.append(rewards[-1] / steps[-1])
-        what = f"reward in a step of {batch} x {critic.draws}, {name}"
-        report.add(
-            Row(what, "reward", "step", "share of the step", Spread.of(shares), at_most(0.05),
-                Spread.of(rewards), Spread.of(steps))
-        )  # fmt: skip
-        report.facts[f"self-critical step, {name}"] = {
-            "images_per_second": batch / statistics.median(steps), "batch": batch
-        }  # fmt: skip
+    seed_everything(0)
+    model = network(sizes, Align(fuse), words, CachedEye(width, (7, 7))).to(device).eval()
+    clock = Clock()
+    judge, rules = Reward(data, clock), Rules(longest=21)
+    critic = replace(Critic(), batch=batch)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 5e-6)
+    steps, shares, rewards = [], [], []
+    for number in range(1 + setting.some(8 if setting.gpu else 4, 1)):
+        first = (number * batch) % (len(data) - batch)
+        part = data.batch(range(first, first + batch))
+        _wait(device)
+        begun, before = time.perf_counter(), clock.reward
+        found = critical(model, part, judge, critic, rules)
+        optimizer.zero_grad(set_to_none=True)
+        found.loss.mean().backward()
+        optimizer.step()
+        _wait(device)
+        if number:
+            steps.append(time.perf_counter() - begun)
+            rewards.append(clock.reward - before)
+            shares.append(rewards[-1] / steps[-1])
+    what = f"reward in a step of {batch} x {critic.draws}, {name}"
+    report.add(
+        Row(what, "reward", "step", "share of the step", Spread.of(shares), at_most(0.05),
+            Spread.of(rewards), Spread.of(steps))
+    )  # fmt: skip
+    report.facts[f"self-critical step, {name}"] = {
+        "images_per_second": batch / statistics.median(steps), "batch": batch
+    }  # fmt: skip
 
 
 def _wait(device: torch.device) -> None:
@@ -259,11 +266,12 @@ def growth(setting: Setting) -> Curve:
                  list(map(float, counts)), lines)  # fmt: skip
 
 
-def section(setting: Setting) -> Report:
-    """Scores, the reward's share, growth."""
+def section(setting: Setting, report: Report) -> None:
+    """The reward's share; on a CPU, where they are made, scores and their growth."""
     torch.set_num_threads(1)
-    report = Report()
-    evaluation(setting, report)
-    reward_share(setting, report)
-    report.curves.append(growth(setting))
-    return report
+    if not setting.gpu:
+        report.part("CIDEr-D", partial(evaluation, setting, report))
+    for name, (sizes, fuse) in cases(setting).items():
+        report.part(f"reward, {name}", partial(reward_share, name, sizes, fuse, setting, report))
+    if not setting.gpu:
+        report.part("growth", lambda: report.curves.append(growth(setting)))

@@ -4,6 +4,7 @@
 `spearmanr` is over ten times as slow; the loop is there too. Quantus flips pixels one by one.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,12 +221,11 @@ def growth(setting: Setting) -> list[Curve]:
     return [Curve(title, "maps", "seconds", list(map(float, sizes)), lines)]
 
 
-def section(setting: Setting) -> Report:
-    """Ranks, distances, flips."""
+def section(setting: Setting, report: Report) -> None:
+    """Ranks, distances, flips. Distances are worked out on a CPU and measured there."""
     torch.set_num_threads(1)
-    report = Report()
-    ranks(setting, report)
-    transport(setting, report)
-    flipping(setting, report)
-    report.curves = growth(setting)
-    return report
+    report.part("ranks", partial(ranks, setting, report))
+    if not setting.gpu:
+        report.part("EMD", partial(transport, setting, report))
+    report.part("deletion", partial(flipping, setting, report))
+    report.part("growth", lambda: report.curves.extend(growth(setting)))

@@ -21,10 +21,9 @@ EVERY = 100
 COST = 0.01  # of training at most, with one step in a hundred watched
 
 
-def section(setting: Setting) -> Report:
+def section(setting: Setting, report: Report) -> None:
     """Two sizes of a Transformer."""
     torch.set_num_threads(1)
-    report = Report()
     monitor = AttentionMonitor(every=EVERY)
     for name, sizes in (SMALL if setting.quick else SIZES).items():
         times = _raced(*_made(sizes, setting.device), monitor, setting)
@@ -42,7 +41,6 @@ def section(setting: Setting) -> Report:
                 times.of("plain"),
             )
         )
-    return report
 
 
 def _raced(model: nn.Module, tokens: Tensor, monitor: AttentionMonitor, setting: Setting) -> Times:

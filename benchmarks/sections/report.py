@@ -2,12 +2,15 @@
 
 import os
 import platform
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import overt
 
 from .clock import Spread, Times
 
@@ -96,15 +99,27 @@ class Curve:
 
 @dataclass
 class Report:
-    """What one section found."""
+    """What one section found; `save` is called whenever there is more of it."""
 
     rows: list[Row] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    save: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def add(self, *rows: Row) -> None:
         """More rows."""
         self.rows.extend(rows)
+
+    def part(self, what: str, measure: Callable[[], None]) -> None:
+        """Some of a section. One that breaks is a row that says why; the others go on."""
+        try:
+            measure()
+        except Exception as error:
+            traceback.print_exc()
+            self.failed[what] = told(error)
+            self.add(absent(what, told(error)))
+        self.save()
 
 
 @dataclass(frozen=True)
@@ -125,7 +140,13 @@ class Setting:
         return quick if self.quick else usual
 
 
-Section = Callable[[Setting], Report]
+Section = Callable[[Setting, Report], None]
+
+
+def told(error: Exception) -> str:
+    """The first line of an error, not too long for a table and without its marks."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:80]}".replace("|", "/")
 
 
 def faster(
@@ -174,7 +195,9 @@ def plain(report: Report) -> dict[str, Any]:
         if row.goal is not None:
             one["goal"] = {**asdict(row.goal), "sense": row.goal.sense.value}
         rows.append({**one, "reached": row.reached, "verdict": row.verdict})
-    return {"rows": rows, "curves": [asdict(c) for c in report.curves], "facts": report.facts}
+    curves = [asdict(curve) for curve in report.curves]
+    found = {"rows": rows, "curves": curves, "facts": report.facts}
+    return {**found, "failed": report.failed} if report.failed else found
 
 
 def seconds(spread: Spread | None) -> str:
@@ -268,7 +291,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
-        "overt": metadata.version("overt"),
+        "overt": overt.__version__,
     }
     if device != "cpu":
         import torch

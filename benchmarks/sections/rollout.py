@@ -111,10 +111,9 @@ def exactness() -> float:
     return max(found)
 
 
-def section(setting: Setting) -> Report:
+def section(setting: Setting, report: Report) -> None:
     """Exactness, then time and memory at three lengths."""
     torch.set_num_threads(1)
-    report = Report()
     apart = exactness()
     assert apart < 1e-12, f"rollout of rows is {apart} off"
     report.add(exact("off whole maps, float64", "largest difference", apart, at_most(1e-12)))
@@ -149,4 +148,3 @@ def section(setting: Setting) -> Report:
         Curve(f"Rollout of {ROWS} rows ({what})", "tokens", cost, list(map(float, sizes)), lines)
         for cost, lines in (("seconds", taken), ("MiB kept for the backward pass", held))
     ]
-    return report

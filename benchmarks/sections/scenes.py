@@ -10,7 +10,7 @@ from .clock import race
 from .report import Report, Setting, faster
 
 
-def section(setting: Setting) -> Report:
+def section(setting: Setting, report: Report) -> None:
     """Worlds, pictures, batches; a batch does not depend on its size."""
     torch.set_num_threads(1)
     count = setting.some(64, 8)
@@ -35,9 +35,7 @@ def section(setting: Setting) -> Report:
         },
         setting.rounds,
     )
-    report = Report()
     report.add(faster(f"a batch of {count} scenes", times, "batch, kept", "batch, new"))
     report.facts["scenes_per_cpu_second"] = {
         name: count / times.of(name).median for name in times.seconds
     }
-    return report

@@ -13,7 +13,7 @@ HEAVY = "torch numpy scipy transformers".split()
 COMMANDS = {"--version": "--version", "--help": "--help", "list": "list"}
 
 
-def section(setting: Setting) -> Report:
+def section(setting: Setting, report: Report) -> None:
     """`overt --version`, `--help` and `list`, by the clock on the wall."""
     overt = str(Path(sys.executable).with_name("overt"))
     words = {f"overt {name}": [overt, argument] for name, argument in COMMANDS.items()}
@@ -24,14 +24,12 @@ def section(setting: Setting) -> Report:
 
     assert metadata.version("overt") in run(words["overt --version"])
     assert "run" in run(words["overt --help"]) and run(words["overt list"]).strip()
-    report = Report()
     ways = {name: lambda command=command: run(command) for name, command in words.items()}
     times = race(ways, setting.some(15, 3), on_wall)
     for name in words:
         if name != "python -c pass":
             report.add(dearer(name, times, name, "python -c pass", at_most(GOAL)))
     report.add(exact("heavy packages imported by them", "packages", _heavy(), at_most(0)))
-    return report
 
 
 def _heavy() -> int:

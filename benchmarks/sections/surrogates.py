@@ -8,6 +8,7 @@ by scikit-image a mask, and from ours. Captum leaves out one cell after the othe
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -411,15 +412,14 @@ def growth(setting: Setting) -> Curve:
                  list(map(float, counts)), lines)  # fmt: skip
 
 
-def section(setting: Setting) -> Report:
-    """Searching, masks, memory, leaving out."""
+def section(setting: Setting, report: Report) -> None:
+    """Searching, masks, memory, leaving out. What uses no card is measured on a CPU."""
     torch.set_num_threads(1)
-    report = Report()
-    searching(setting, report)
-    better(setting, report)
-    memory(setting, report)
-    making(setting, report)
-    rate(setting, report)
-    leaving_out(setting, report)
-    report.curves.append(growth(setting))
-    return report
+    report.part("searching", partial(searching, setting, report))
+    report.part("images a second", partial(rate, setting, report))
+    report.part("fewer probes", partial(better, setting, report))
+    report.part("memory of a search", partial(memory, setting, report))
+    if not setting.gpu:
+        report.part("masks", partial(making, setting, report))
+    report.part("leaving out each cell", partial(leaving_out, setting, report))
+    report.part("growth", lambda: report.curves.append(growth(setting)))

@@ -6,12 +6,14 @@ move over the other: what is kept for the backward pass is written once and read
 parameter is read twice, its gradient written and read, and its state read and written. The share
 of the limit is the larger of these two over what the step takes. Operations are those PyTorch
 counts; bytes are fewer than a network without perfect fusion moves. On a machine with other work
-the limits are measured too low, and a share may then be above one.
+the limits are measured too low, and a share may then be above one. On a card the same step is also
+taken from a recording of its kernels, as `train.graph=true` does in the loop itself.
 """
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,11 +26,12 @@ from overt import models, supervise
 from overt.data.batch import Batch
 
 from .captions import pictures as captioned
-from .clock import Spread, kept, race, timer
-from .report import Report, Row, Setting, absent, at_most, dearer, faster
+from .clock import Spread, Times, kept, race, timer
+from .report import Report, Row, Setting, at_most, dearer, faster
+from .supervision import graphed
 
 CLASSES = 100
-BLOCK = 25  # steps of the loop that are timed together
+BLOCK = 60  # steps of the loop that are timed together, those that record them among them
 CONTROL = 1.10  # times as long as the same network without attention, at most
 PAIRS = (("att2-concat-pc", "att2-mean"), ("att3-concat-pc", "att3-mean"))
 
@@ -74,9 +77,26 @@ class Step:
 
     def __call__(self, loss: Callable[[], Tensor] | None = None) -> None:
         """Forward, backward, and the change of the weights."""
+        self.slopes(loss)
+        self.optimizer.step()
+
+    def slopes(self, loss: Callable[[], Tensor] | None = None) -> None:
+        """Forward and backward."""
         self.optimizer.zero_grad(set_to_none=True)
         self.value(loss).backward()
-        self.optimizer.step()
+
+    def recorded(self) -> Callable[[], None]:
+        """The same step with its gradients out of one recording, as `fit` has it."""
+        replay = graphed(self.slopes)
+        left = [(p, p.grad) for p in self.net.parameters() if p.grad is not None]
+
+        def run() -> None:
+            replay()
+            for parameter, gradient in left:
+                parameter.grad = gradient
+            self.optimizer.step()
+
+        return run
 
     def value(self, loss: Callable[[], Tensor] | None = None) -> Tensor:
         """The loss, in bfloat16 where there is a card."""
@@ -139,39 +159,58 @@ def captioner(batch: int, device: str) -> Step:
     return Step(net, loss, optimizer, device != "cpu")
 
 
-def measured(name: str, batch: int, step: Step, setting: Setting, report: Report,
+def measured(name: str, batch: int, make: Callable[[], Step], setting: Setting, report: Report,
              best: Limits) -> None:  # fmt: skip
-    """Samples a second and the share of the limit; compiled too."""
-    step.counted()
-    ways: dict[str, Callable[[], object]] = {"as it is": step}
-    why = ""
-    if not setting.quick:
-        torch.compiler.reset()
-        compiled = torch.compile(step.loss)
-        try:
-            step(compiled)
-            ways["compiled"] = lambda: step(compiled)
-        except Exception as error:
-            why = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-    times = race(ways, setting.rounds, timer(setting.device), limit=20.0)
-    least = best.seconds(step)
-    for way in ways:
-        taken = times.of(way)
-        share = Spread(least / taken.median, least / taken.high, least / taken.low)
-        what = f"{name}, batch {batch}, {way}"
-        report.add(Row(what, "step", "", "of the limit", share, None, taken))
-        report.facts[what] = {
-            "samples_per_second": batch / taken.median,
-            "operations_per_second": step.flops / taken.median,
-            "share_of_operations": step.flops / taken.median / best.flops,
-            "share_of_bandwidth": step.moved / taken.median / best.bytes,
-            "operations_a_sample": step.flops / batch,
-            "bytes_a_sample": step.moved / batch,
-        }
-    if "compiled" in ways:
-        report.add(faster(f"{name}, batch {batch}", times, "compiled", "as it is"))
-    elif why:
-        report.add(absent(f"{name}, batch {batch}, compiled", why))
+    """Samples a second and the share of the limit; on a card from a recording too."""
+    step = make().counted()
+    told_by(name, batch, {"as it is": step}, step, setting, report, best)
+    if setting.gpu:
+        what = f"{name}, batch {batch}, recorded"
+
+        def again() -> None:
+            ways = {"as it is": step, "recorded": step.recorded()}
+            times = told_by(name, batch, ways, step, setting, report, best, "recorded")
+            report.add(faster(f"{name}, batch {batch}", times, "recorded", "as it is"))
+
+        report.part(what, again)
+
+
+def compiled(name: str, batch: int, make: Callable[[], Step], setting: Setting, report: Report,
+             best: Limits) -> None:  # fmt: skip
+    """The same step with its loss compiled, beside the step as it is."""
+    torch.compiler.reset()
+    step = make().counted()
+    loss = torch.compile(step.loss, dynamic=False)
+    ways = {"as it is": step, "compiled": lambda: step(loss)}
+    times = told_by(name, batch, ways, step, setting, report, best, "compiled")
+    report.add(faster(f"{name}, batch {batch}", times, "compiled", "as it is"))
+
+
+def told_by(
+    name: str,
+    batch: int,
+    ways: dict[str, Callable[[], object]],
+    step: Step,
+    setting: Setting,
+    report: Report,
+    best: Limits,
+    way: str = "as it is",
+) -> Times:
+    """Time ways by turns, and tell of one of them."""
+    times = race(ways, setting.rounds, timer(setting.device), limit=5.0 if setting.gpu else 20.0)
+    least, taken = best.seconds(step), times.of(way)
+    share = Spread(least / taken.median, least / taken.high, least / taken.low)
+    what = f"{name}, batch {batch}, {way}"
+    report.add(Row(what, "step", "", "of the limit", share, None, taken))
+    report.facts[what] = {
+        "samples_per_second": batch / taken.median,
+        "operations_per_second": step.flops / taken.median,
+        "share_of_operations": step.flops / taken.median / best.flops,
+        "share_of_bandwidth": step.moved / taken.median / best.bytes,
+        "operations_a_sample": step.flops / batch,
+        "bytes_a_sample": step.moved / batch,
+    }
+    return times
 
 
 # --- the loop of the recipes
@@ -199,41 +238,59 @@ def loop(setting: Setting, report: Report) -> None:
 
     train = pictures(count, setting.device)
 
-    def built(label: str, out: Path) -> Any:
+    def built(label: str, out: Path, graph: bool) -> Any:
         changes = [*ltpa.changes(ltpa.models()[label]), f"train.steps={steps}"]
+        if graph:
+            changes.append("train.graph=true")
         recipe = settings.apply(ltpa.ltpa_cifar100(), changes)
         assert isinstance(recipe, ltpa.LtpaRecipe)
         seed_everything(0)
-        context = Context(out / label, 0, setting.device, None)
+        context = Context(out / f"{label}-{graph}", 0, setting.device, None)
         made = ltpa_building.trained(recipe, context, train, None, pictures(8, "cpu"), names)
         made.model.to(setting.device)
-        return made, recipe.train.batch
+        return made.stages[0], recipe.train.batch
 
+    kinds = {"": False, ", recorded": True} if setting.gpu else {"": False}
     for pair in PAIRS:
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(checkpoint, "save"):
-            rows = {label: built(label, Path(folder)) for label in pair}
-            ways = {
-                label: lambda made=made: made.stages[0].run(False, Reporter(enabled=False))
-                for label, (made, _) in rows.items()
+            made = {
+                f"{label}{kind}": built(label, Path(folder), graph)
+                for label in pair
+                for kind, graph in kinds.items()
             }
-            times = race(ways, min(8, setting.rounds), timer(setting.device))
-        batch = rows[pair[0]][1]
-        rate = steps * batch / times.of(pair[0]).median
-        report.facts[f"loop, {pair[0]}"] = {"samples_per_second": rate, "batch": batch}
-        report.add(dearer(f"the loop, {rate:.0f} images / s", times, *pair, at_most(CONTROL)))
+            ways = {
+                label: lambda stage=stage: stage.run(False, Reporter(enabled=False))
+                for label, (stage, _) in made.items()
+            }
+            times = race(ways, setting.some(3, 1), timer(setting.device), limit=12.0)
+        batch = made[pair[0]][1]
+        for kind in kinds:
+            ours, control = (f"{label}{kind}" for label in pair)
+            rate = steps * batch / times.of(ours).median
+            report.facts[f"loop, {ours}"] = {"samples_per_second": rate, "batch": batch}
+            what = f"the loop{kind}, {rate:.0f} images / s"
+            report.add(dearer(what, times, ours, control, at_most(CONTROL)))
+        if len(kinds) > 1:
+            names_of = (f"{pair[0]}, recorded", pair[0])
+            report.add(faster(f"the loop, {steps} steps", times, *names_of))
 
 
-def section(setting: Setting) -> Report:
-    """The limits first, then both networks."""
+def networks(setting: Setting) -> dict[str, tuple[int, Callable[[], Step]]]:
+    """What is trained, by name: samples a step, and how it is made."""
+    width = 1.0 if not setting.quick else 0.125
+    batch = setting.some(256 if setting.gpu else 8, 2)
+    return {
+        "VGG-att2": (batch, partial(classifier, batch, setting.device, width)),
+        "captioner": (batch, partial(captioner, batch, setting.device)),
+    }
+
+
+def section(setting: Setting, report: Report) -> None:
+    """The limits first, then both networks, then the loop of a recipe."""
     torch.set_num_threads(1)
-    report = Report()
     best = limits(setting)
     report.facts["limits"] = {"operations_per_second": best.flops, "bytes_per_second": best.bytes}
-    batch = setting.some(256 if setting.gpu else 8, 2)
-    step = classifier(batch, setting.device, 1.0 if not setting.quick else 0.125)
-    measured("VGG-att2", batch, step, setting, report, best)
-    batch = setting.some(256 if setting.gpu else 8, 2)
-    measured("captioner", batch, captioner(batch, setting.device), setting, report, best)
+    for name, (batch, make) in networks(setting).items():
+        report.part(name, partial(measured, name, batch, make, setting, report, best))
     if setting.gpu:
-        loop(setting, report)
-    return report
+        report.part("the loop", partial(loop, setting, report))

@@ -1,0 +1,106 @@
+"""The same, compiled: supervised attention, what stands beside it, and the head of a search.
+
+Compiling takes most of the time here, so this is a section of its own. A compiled step is held
+against one that was compiled in the same way; on a card each is then recorded as a graph as well.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from . import supervision, surrogates, training
+from .clock import Spread, race, timer
+from .report import Report, Row, Setting, at_least, dearer, faster
+from .supervision import Bert, Own, goal_of, graphed
+
+Steps = dict[str, Callable[[], None]]
+
+
+def raced(name: str, steps: Steps, ours: str, theirs: str, positions: int,
+          setting: Setting, report: Report) -> None:  # fmt: skip
+    """A supervised step beside a plain one, both compiled; and both as graphs of the card."""
+    for once in steps.values():
+        once()
+    times = race(steps, setting.rounds, timer(setting.device), limit=5.0 if setting.gpu else 30.0)
+    goal = goal_of(positions) if setting.gpu else None
+    report.add(dearer(f"{name}, compiled", times, ours, theirs, goal))
+    for other in steps:
+        if other not in (ours, theirs):
+            report.add(
+                dearer(f"{name}, compiled", times, other, theirs),
+                faster(f"{name}, compiled", times, ours, other),
+            )
+    if setting.gpu:
+        replayed = {f"{one}, graph": graphed(step) for one, step in steps.items()}
+        times = race(replayed, setting.rounds, timer(setting.device), limit=5.0)
+        names = f"{ours}, graph", f"{theirs}, graph"
+        report.add(dearer(f"{name}, compiled, graph", times, *names, goal))
+
+
+def own(positions: int, samples: int, setting: Setting, report: Report) -> None:
+    """Our VL-BERT."""
+    torch.compiler.reset()
+    case = Own(positions, samples, setting.device)
+    kinds = ("plain", "direct")
+    steps = {kind: case.step(torch.compile(case.ways[kind], dynamic=False)) for kind in kinds}
+    name = f"VL-BERT {positions} x {samples}"
+    raced(name, steps, "direct", "plain", positions, setting, report)
+
+
+def bert(size: supervision.Size, setting: Setting, report: Report) -> None:
+    """BERT of Hugging Face, watched, and with the weights that its users ask for."""
+    torch.compiler.reset()
+    one, other = (Bert.of(size, setting.device) for _ in range(2))
+    other.model.set_attn_implementation("eager")  # a model of its own: its way to attend stays
+
+    def weights() -> Tensor:
+        out = other.model(other.tokens, output_attentions=True)
+        return other.of_weights(out[0], torch.stack(out.attentions, dim=1))
+
+    steps = {
+        "plain": one.step(torch.compile(one.plain, dynamic=False)),
+        "eager weights": other.step(torch.compile(weights, dynamic=False)),
+    }
+    ours = "ours" if setting.gpu else "ours, as it is"
+    steps[ours] = one.step(torch.compile(one.ours, dynamic=False) if setting.gpu else one.ours)
+    name = f"BERT {size.positions} x {size.samples}"
+    raced(name, steps, ours, "plain", size.positions, setting, report)
+
+
+def head(setting: Setting, report: Report) -> None:
+    """A search whose head is compiled: what is done to a cell is then done in one go."""
+    torch.compiler.reset()
+    images = setting.some(512, 8)
+    case = surrogates.Case(images, setting.device, torch.bfloat16)
+    masks = surrogates.Grids(surrogates.MASKS, grid=(3, 3))
+    plain = case.ours(masks)()
+    case.model.decide = torch.compile(case.model.decide, dynamic=True)  # type: ignore[method-assign]
+    run = case.ours(masks)
+    other = (run().masks["image"] != plain.masks["image"]).any(dim=1).float().mean()
+    report.facts["masks that rounding changes"] = float(other)
+    found = race({"search": run}, setting.rounds, timer(setting.device)).of("search")
+    value = Spread(images / found.median, images / found.high, images / found.low)
+    what = f"images a second, {surrogates.MASKS} masks each, bfloat16, compiled"
+    goal = at_least(surrogates.RATE, "cuda")
+    report.add(Row(what, "search", "", "images / s", value, goal, found))
+
+
+def section(setting: Setting, report: Report) -> None:
+    """On a card all of it; on a CPU what compiling does for the weights that others ask for."""
+    torch.set_num_threads(1)
+    if setting.quick:
+        return
+    if setting.gpu:
+        for size in supervision.own_sizes(setting)[:2]:
+            report.part(f"VL-BERT {size[0]}, compiled", partial(own, *size, setting, report))
+        report.part("images a second, compiled", partial(head, setting, report))
+        supervision.flex(setting, report)
+    some = supervision.sizes_of(setting)
+    for one in some[1:2] if setting.gpu else some:
+        report.part(f"BERT {one.positions}, compiled", partial(bert, one, setting, report))
+    best = training.limits(setting)
+    for name, (batch, make) in training.networks(setting).items():
+        run = partial(training.compiled, name, batch, make, setting, report, best)
+        report.part(f"{name}, batch {batch}, compiled", run)
