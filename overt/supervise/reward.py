@@ -27,10 +27,13 @@ def next_words(
     smoothing: float = 0.0,
 ) -> Loss:
     """`-log p` of every token (eq. 11), summed over those of the mask; one row a token."""
-    losses = torch.nn.functional.cross_entropy(
-        logits.float().transpose(1, 2), tokens, reduction="none", label_smoothing=smoothing
+    losses = torch.nn.functional.cross_entropy(  # words in the last axis, where they lie together
+        logits.float().flatten(0, 1),
+        tokens.flatten(),
+        reduction="none",
+        label_smoothing=smoothing,
     )
-    return Loss(losses.where(mask, 0).sum(), mask.sum())
+    return Loss(losses.where(mask.flatten(), 0).sum(), mask.sum())
 
 
 def log_probabilities(

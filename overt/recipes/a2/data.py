@@ -225,9 +225,9 @@ class Sight:
 class Parts:
     """Three splits, the words of the captioner, its eye, and what the test is looked at with.
 
-    `truth` is the test with the regions of every word, where they are known; `photos` opens the
-    test's photos, to show them; `longest` is the most tokens that are written; `seen` is what of
-    pictures it is given.
+    `truth` and `val_truth` are test and validation with the regions of every word, where they are
+    known; `photos` opens the test's photos, to show them; `longest` is the most tokens that are
+    written; `seen` is what of pictures it is given.
     """
 
     train: Pictures
@@ -237,6 +237,7 @@ class Parts:
     eye: Eye
     longest: int
     truth: CaptionScenes | None = None
+    val_truth: CaptionScenes | None = None
     photos: PhotoSet | None = None
     seen: Sight | Mute | None = None
 
@@ -275,7 +276,8 @@ def scenes(data: Scenes) -> Parts:
     words = drawn["train"].vocabulary
     seen = Sight(Sees.CROPS, (data.size, data.size))
     eye = CachedRegions(WIDTH)
-    return Parts(train, val, test, words, eye, longest, truth=drawn["test"], seen=seen)
+    truths = (drawn["test"], drawn["val"])
+    return Parts(train, val, test, words, eye, longest, *truths, seen=seen)
 
 
 def _drawn(data: CaptionScenes) -> Pictures:

@@ -5,7 +5,7 @@ of a set are no means of captions, so their intervals are drawn over pictures an
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -132,6 +132,7 @@ def evaluated(model: Net, parts: Parts, rules: Rules, device: torch.device) -> E
     ours["words"] = valued(LENGTH, samples["words"], split)
     held = texts_of(model, parts.val, parts.words, ways["greedy_"])
     ours["val_cider_d"] = valued(CIDER, Scorer(parts.val.references)(held), str(parts.val.split))
+    ours |= {f"val_{name}": one for name, one in pointed(model, parts, device).items()}
     found = Evaluation(ours, samples, gallery=list(shown(model, parts, rules)))
     return looked_into(found, model, parts, device)
 
@@ -180,6 +181,22 @@ def looked_into(found: Evaluation, model: Net, parts: Parts, device: torch.devic
     return replace(found, ours=ours, groups={**found.groups, **groups}, elsewhere=elsewhere)
 
 
+def pointed(model: Net, parts: Parts, device: torch.device) -> dict[str, Value]:
+    """Where words look on validation, by which settings may be chosen; nothing without a truth."""
+    if parts.val_truth is None:
+        return {}
+    found: dict[str, list[Tensor]] = {}
+    for start in range(0, min(ASKED, len(parts.val)), 16):
+        chosen = range(start, min(start + 16, ASKED, len(parts.val)))
+        target = parts.val_truth.batch(chosen).to(device).target
+        assert target is not None
+        after = _told(model, parts.val.batch(chosen)).maps["after"]
+        for name, one in _held_against(after, wording.of_next(target), "").items():
+            found.setdefault(name, []).append(one.nanmean(dim=1).cpu())
+    split = str(parts.val.split)
+    return {name: valued(_MEANING[name], torch.cat(many), split) for name, many in found.items()}
+
+
 def _first_captions(batch: Batch) -> Batch:
     of = batch.image_index
     first = torch.ones_like(of, dtype=torch.bool)
@@ -204,32 +221,54 @@ _MEANING = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """Captions of people before a captioner: words it is given, words to come, which are there.
+
+    `maps` are what its words look at, without padding: `after`, and of an aligned model also
+    `before` and `masks`.
+    """
+
+    plain: Captioner
+    memory: Memory
+    tokens: Tensor
+    wanted: Tensor
+    rows: Tensor
+    maps: dict[str, AttentionMap]
+
+
+@torch.no_grad()
+def _told(model: Net, batch: Batch) -> _Told:
+    assert batch.tokens is not None and batch.token_mask is not None
+    pictures, of = one_each(batch)
+    plain = model.captioner if isinstance(model, AlignedCaptioner) else model
+    memory = plain.encode(pictures).select(of)
+    wide = int(batch.token_mask.sum(dim=1).max())  # a batch is as wide as any caption of the set
+    tokens, wanted = batch.tokens[:, : wide - 1], batch.tokens[:, 1:wide]
+    rows = batch.token_mask[:, 1:wide]
+    layout = (words(tokens.shape[1]), memory.layout)
+    maps = _maps(model, plain, memory, tokens, rows, layout)
+    return _Told(plain, memory, tokens, wanted, rows, maps)
+
+
 def of_words(model: Net, batch: Batch) -> dict[str, Tensor]:
     """Numbers of captions (rows) and layers (columns): masks, agreement, truth.
 
     `before` is attention as it would be by itself in the same pass, the other what was made of it.
     """
-    assert batch.tokens is not None and batch.token_mask is not None
-    pictures, of = one_each(batch)
-    plain = model.captioner if isinstance(model, AlignedCaptioner) else model
-    with torch.no_grad():
-        memory = plain.encode(pictures).select(of)
-    wide = int(batch.token_mask.sum(dim=1).max())  # a batch is as wide as any caption of the set
-    written, there = batch.tokens[:, :wide], batch.token_mask[:, :wide]
-    tokens, wanted, rows = written[:, :-1], written[:, 1:], there[:, 1:]
-    layout = (words(tokens.shape[1]), memory.layout)
+    told = _told(model, batch)
+    plain, memory, maps = told.plain, told.memory, told.maps
 
     def run(given: Memory) -> Tensor:
         def tell() -> Tensor:
-            return log_probabilities(plain.write(given, tokens).logits, wanted)
+            return log_probabilities(plain.write(given, told.tokens).logits, told.wanted)
 
         if not isinstance(model, AlignedCaptioner):
             return tell()
         with model.aligned():
             return tell()
 
-    maps = _maps(model, plain, memory, tokens, rows, layout)
-    found = dict(_of_masks(maps.get("masks"), rows))
+    found = dict(_of_masks(maps.get("masks"), told.rows))
     if batch.target is not None:
         truth = wording.of_next(batch.target)
         for name, kind in (("after", ""), ("before", "_before")):
