@@ -92,8 +92,15 @@ import sys
 from pathlib import Path
 from overt import files
 from overt.errors import Failed
-from tests.trust import lives, test_06_full_disk as test
+from tests.trust import lives, naive, test_06_full_disk as test
 out = Path(sys.argv[1])
+if len(sys.argv) > 2:
+    naive.take_over()
+    try:
+        test.live(out)
+    except Exception:
+        print("intact" if test.naive_is_intact(out) else "cut off")
+    sys.exit()
 try:
     test.live(out)
 except Failed as error:
@@ -118,8 +125,11 @@ def test_a_small_file_system_is_told_too(tmp_path, reached) -> None:
     command = [*mount, there, "-", tmp_path, sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "told 1\n", done.stderr
+    usual = subprocess.run([*command, "naive"], capture_output=True, text=True, check=False)
+    assert usual.stdout == "cut off\n", usual.stderr
     reached(
         6,
         "small tmpfs: path and bytes named, previous checkpoint intact, nothing temporary left",
         "named, intact, 0 left",
+        "the newest checkpoint is cut off",
     )

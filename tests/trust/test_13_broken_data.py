@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -325,8 +326,25 @@ def test_skipping_is_asked_for_counted_and_reported(
     assert [one.index for one in some.skipped] == [7, 30] and len(some) == 38
     assert said[-1] == "2 of 40 items of own all were passed over." and len(said) == 3
     assert some.digest() != photos.digest()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        left = those_that_open(photos)
+    lost = len(photos) - len(left)
+    assert lost == 2 and told == []
     reached(
         13,
         "skipping only when asked, counted and reported",
         f"{len(some.skipped)} of {len(photos)} passed over, {len(said) - 1} named, 1 count told",
+        f"`except: continue` loses {lost} of {len(photos)} without a word",
     )
+
+
+def those_that_open(photos: PhotoSet) -> list[Batch]:
+    """What a loader keeps that goes on whatever happens."""
+    left = []
+    for number in range(len(photos)):
+        try:
+            left.append(photos.batch([number]))
+        except Exception:
+            continue
+    return left

@@ -1,14 +1,18 @@
 """Trust 14, further: readers of other people's bytes, fuzzed; `tests/fuzz` does it for longer."""
 
+import io
 import json
 import os
 import random
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.fuzz.targets import TARGETS, clear
 from tests.trust.hostile import mutated
@@ -54,8 +58,49 @@ def test_fuzzing_led_by_coverage_finds_nothing(full: bool, reached: Callable[...
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert set(told["inputs"]) == set(names) and told["bad"] == []
+    naive = {name: ended_badly(name, 300) for name in USUAL}
+    assert min(naive.values()) > 0
     reached(
         14,
         "readers of other people's bytes, fuzzed: a sentence or a value",
         f"{len(names)} readers, led by {told['led by']}, {told['seconds']} s: 0 ended badly",
+        "Pillow, zipfile with tarfile, and json with look-ups end badly in "
+        f"{', '.join(map(str, naive.values()))} of 300 mutations each",
     )
+
+
+def usual_picture(data: bytes) -> object:
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def usual_archive(data: bytes) -> object:
+    stream = io.BytesIO(data)
+    if zipfile.is_zipfile(stream):
+        with zipfile.ZipFile(stream) as archive:
+            return [archive.read(name) for name in archive.namelist()]
+    with tarfile.open(fileobj=io.BytesIO(data)) as opened:
+        return [opened.extractfile(one).read() for one in opened if one.isfile()]
+
+
+def usual_question(data: bytes) -> object:
+    asked = json.loads(data)
+    return asked["model"] + asked.get("text", "")
+
+
+USUAL = {"picture": usual_picture, "archive": usual_archive, "question": usual_question}
+
+
+def ended_badly(name: str, count: int) -> int:
+    """How many mutations of whole files end the usual reader of a kind with an exception."""
+    dice, seeds, bad = random.Random(0), TARGETS[name].seeds(), 0
+    for _ in range(count):
+        try:
+            USUAL[name](mutated(dice.choice(seeds), dice))
+        except Exception:
+            bad += 1
+    return bad
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_the_usual_readers_end_badly(name: str) -> None:
+    assert ended_badly(name, 60) > 0

@@ -13,7 +13,7 @@ from overt import files
 from overt.data.batch import Batch
 from overt.errors import Failed
 from overt.supervise.loss import Loss
-from overt.train import Limits, Losses, Progress, fit
+from overt.train import Limits, Losses, Progress, fit, loop
 from tests.train import toys
 
 WHEN = 4  # the step that is poisoned
@@ -163,9 +163,30 @@ def ruined(poison: Poison) -> bool:
 
 
 def test_weights_that_overflow_are_never_saved(
-    tmp_path: Path, reached: Callable[..., None]
+    tmp_path: Path, reached: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss and gradient are finite; the step itself leads to infinity."""
+    with pytest.raises(Failed, match=rf"adversary.* is not finite after step {WHEN + 1}"):
+        overflow(tmp_path / "ours")
+    saved = checkpoints(tmp_path / "ours")
+    assert [folder.name for folder in saved][-1] == f"step-{WHEN:09d}"
+    assert all(map(is_finite, saved))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "refuse_rotten", lambda run: None)
+        with pytest.raises(AssertionError, match="with weights that are not finite"):
+            overflow(tmp_path / "naive")
+    rotten = [folder for folder in checkpoints(tmp_path / "naive") if not is_finite(folder)]
+    assert len(rotten) == 1
+    reached(
+        15,
+        "nothing saved after it",
+        "weights that overflow in the step itself: 0 saved",
+        f"a loop that looks at losses and gradients alone saves {len(rotten)}",
+    )
+
+
+def overflow(out: Path) -> None:
+    """Train with a step that is too long for the numbers; it must not be built on."""
     net, sets = toys.make()
     pushed = sets["adversary"]
     pushed.rates = [1.0]
@@ -179,11 +200,14 @@ def test_weights_that_overflow_are_never_saved(
         push = (model.adversary.weight * 1e15).sum()
         return {**losses, "adversary": {"push": Loss(push, torch.tensor(1.0))}}
 
-    data, every = toys.Numbers(), Limits(epochs=2, batch=8, save_every=1)
-    with pytest.raises(Failed, match=rf"adversary.* is not finite after step {WHEN + 1}"):
-        fit(net, data, step, sets, every, out=tmp_path, seed=0)
-    saved = sorted((tmp_path / "checkpoints/train").glob("step-*"))
-    assert [folder.name for folder in saved][-1] == f"step-{WHEN:09d}"
-    kept = files.read_tensors(saved[-1] / "model.safetensors")
-    assert all(bool(tensor.isfinite().all()) for tensor in kept.values())
-    reached(15, "nothing saved after it", "weights that overflow in the step itself: 0 saved")
+    every = Limits(epochs=2, batch=8, save_every=1)
+    fit(net, toys.Numbers(), step, sets, every, out=out, seed=0)
+
+
+def checkpoints(out: Path) -> list[Path]:
+    return sorted((out / "checkpoints/train").glob("step-*"))
+
+
+def is_finite(folder: Path) -> bool:
+    kept = files.read_tensors(folder / "model.safetensors")
+    return all(bool(tensor.isfinite().all()) for tensor in kept.values())
