@@ -28,7 +28,11 @@ Heads = Float[Tensor, "b h _ d"]  # queries, keys or values of any number of pos
 
 @dataclass(frozen=True)
 class CaptionSizes:
-    """The sizes of the network; the paper's by default. `inner` is that of feed-forward layers."""
+    """The sizes of the network; the paper's by default. `inner` is that of feed-forward layers.
+
+    `encoder` is how many layers of it regions tell each other in, by default as many as words have.
+    With 0 a word that speaks of a region has to look at that region: no other one knows of it.
+    """
 
     vocabulary: int
     width: int = 512
@@ -36,6 +40,7 @@ class CaptionSizes:
     heads: int = 8
     inner: int = 2048
     dropout: float = 0.1
+    encoder: int | None = None
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -302,7 +307,8 @@ class Captioner(Kept):
             nn.Dropout(sizes.dropout),
             nn.LayerNorm(sizes.width),
         )
-        self.encoder = nn.ModuleList(EncoderLayer(sizes) for _ in range(sizes.layers))
+        depth = sizes.layers if sizes.encoder is None else sizes.encoder
+        self.encoder = nn.ModuleList(EncoderLayer(sizes) for _ in range(depth))
         self.word = nn.Embedding(sizes.vocabulary, sizes.width)
         nn.init.normal_(self.word.weight, std=sizes.width**-0.5)
         self.drop = nn.Dropout(sizes.dropout)

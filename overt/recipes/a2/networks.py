@@ -39,6 +39,7 @@ def network(model: Model, align: Align, vocabulary: int, eye: Eye) -> Net:
         heads=heads,
         inner=max(4, round(INNER * model.width)),
         dropout=model.dropout,
+        encoder=model.encoder,
     )
     plain = Captioner(sizes, eye)
     return plain if align.fuse is Fuse.NONE else AlignedCaptioner(plain, align)

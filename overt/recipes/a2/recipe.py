@@ -108,10 +108,14 @@ class Photos:
 
 @dataclass(frozen=True)
 class Model:
-    """The Transformer; at a `width` of 1 it is 512 wide with feed-forward layers of 2048."""
+    """The Transformer; at a `width` of 1 it is 512 wide with feed-forward layers of 2048.
+
+    `encoder` is how many layers regions tell each other in, by default as many as words have.
+    """
 
     width: float = 1.0
     layers: int = field(default=6, metadata={"low": 1})
+    encoder: int | None = field(default=None, metadata={"low": 0, "high": 100})
     heads: int = 8
     dropout: float = 0.1
 

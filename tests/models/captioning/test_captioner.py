@@ -40,6 +40,21 @@ def test_the_contract_of_decoders_holds_over_regions_and_over_a_grid():
     check_decoder(lambda: captioner(TrainedEye([4, 4], [2, 4])), pixels, TOKENS[:, :-1])
 
 
+def test_regions_that_tell_each_other_nothing_know_of_themselves_alone():
+    batch = region_batch()
+    changed = batch.features.clone()
+    changed[:, 0] += 1
+    for depth, alone in ((0, True), (1, False), (None, False)):
+        torch.manual_seed(0)
+        model = Captioner(replace(SIZES, encoder=depth), CachedRegions(8)).eval()
+        assert len(model.encoder) == (SIZES.layers if depth is None else depth)
+        before, after = (
+            model.encode(replace(batch, features=one)).states for one in (batch.features, changed)
+        )
+        assert torch.equal(before[:, 1:], after[:, 1:]) is alone
+        assert Captioner.from_config(model.config()).sizes == model.sizes
+
+
 def test_the_protocols_of_decoders_and_states_are_kept():
     model = captioner()
     assert isinstance(model, Decoder)
