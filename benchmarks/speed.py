@@ -124,9 +124,12 @@ def main(words: list[str]) -> int:
         if given.out is not None:
             given.out.parent.mkdir(parents=True, exist_ok=True)
             report = report_of(setting, kept, broken, before)
-            given.out.write_text(json.dumps(report, indent=1) + "\n")
+            whole = given.out.with_suffix(".part")  # a file that is there is a whole one
+            whole.write_text(json.dumps(report, indent=1) + "\n")
+            whole.replace(given.out)
 
-    command = " ".join(["python benchmarks/speed.py", *words])
+    shown = [Path(word).name if word.startswith("/") else word for word in words]
+    command = " ".join(["python benchmarks/speed.py", *shown])
     found, broken = measured(given.only, setting, command, write)
     print("", table({sections.NAMES[name]: one for name, one in found.items()}), "", sep="\n")
     goals = tally([row for one in found.values() for row in one.rows])

@@ -111,10 +111,10 @@ def supervised(
         "direct, last layer by a mask": step(
             lambda seen, batch: direct(seen.log_block, batch.target, on_heads(last), on_heads(last))
         ),
-        "whole maps": step(lambda seen, batch: direct(within(seen.map()), batch.target)),
-        "rollout, every layer": step(lambda seen, batch: direct(rolled(seen.map()), batch.target)),
+        "whole maps": step(lambda seen, batch: direct(within(seen.map()), aimed(batch))),
+        "rollout, every layer": step(lambda seen, batch: direct(rolled(seen.map()), aimed(batch))),
         "rollout, last layer by rows": step(
-            lambda seen, batch: direct(rolled_rows(seen), batch.target)
+            lambda seen, batch: direct(rolled_rows(seen), aimed(batch))
         ),
     }
 

@@ -274,6 +274,7 @@ def better(setting: Setting, report: Report) -> None:
 def memory(setting: Setting, report: Report) -> None:
     """What a search holds at once, whatever the number of masks."""
     case = Case(1, setting.device)
+    case.chunk = CHUNK  # fewer at a time than the fewest masks: else a chunk is all of them
     counts = (20, 60) if setting.quick else (100, 500, 2000)
     ours = [most_alive(case.ours(Grids(n, grid=(6, 6))), setting.device) / 2**20 for n in counts]
     loops = []
