@@ -153,8 +153,8 @@ class Look:
     """A batch that is encoded once and can be asked about with any mask; `asking` makes one.
 
     `base` is the score of every sample with nothing removed, `places` what can be removed from it,
-    `seen` which keys its queries then see. Scores are on the CPU. Features are selected
-    once for as long as the same rows are asked about.
+    `seen` which keys its queries then see. Scores are on the CPU, masks best made on `device`.
+    Features are selected once for as long as the same rows are asked about.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Look:
             batch.ids, labels=batch.labels, answers=batch.answers, groups=batch.groups
         )
         known = [one for one in (batch.labels, batch.answers) if one is not None]
-        self._device = known[0].device if known else torch.device("cpu")
+        self.device = known[0].device if known else torch.device("cpu")
         self._held: dict[str, Tensor] = {}
         self._rows: Tensor | None = None
         self._asked: tuple[Any, Batch]
@@ -199,7 +199,7 @@ class Look:
             self._take(rows)
         features, truth = self._asked
         held = {name: mask[rows] for name, mask in self._held.items() if name not in masks}
-        found = {name: mask.to(self._device) for name, mask in {**held, **masks}.items()}
+        found = {name: mask.to(self.device) for name, mask in {**held, **masks}.items()}
         with torch.no_grad():
             answer = self._model.decide(features, found or None)
             score = self._score(answer.prediction, truth)

@@ -69,7 +69,7 @@ class Bits(Candidates, Protocol):
         ...
 
     def draw(self, rows: Int[Tensor, " n"], bits: Bool[Tensor, "n c"]) -> Float[Tensor, "n k"]:
-        """The masks of any bits."""
+        """The masks of any bits, made on the device where the bits are."""
         ...
 
 
@@ -199,19 +199,20 @@ def enlarge(
     """
     found = grids.float()
     for axis in (2, 1):  # columns first, while there is little to copy
-        near, far, step = _steps(grids.shape[axis], shape[axis - 1])
+        near, far, step = _steps(grids.shape[axis], shape[axis - 1], grids.device)
         first, second = found.index_select(axis, near), found.index_select(axis, far)
         found = first.lerp_(second, step if axis == 2 else step[:, None])
     return found.clamp_(0, 1)
 
 
 @lru_cache(maxsize=64)
-def _steps(cells: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _steps(cells: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The two cells around each of `size` places, and how far each place is on the way."""
     place = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
     place = place.clamp(0, cells - 1)
     near = place.floor().long()
-    return near, (near + 1).clamp_max(cells - 1), (place - near).float()
+    found = near, (near + 1).clamp_max(cells - 1), (place - near).float()
+    return found[0].to(device), found[1].to(device), found[2].to(device)
 
 
 def without_repeats(
@@ -425,7 +426,7 @@ class _Chosen:
         return found.scatter(1, torch.where(words < 0, last, words), True)[:, :-1]
 
     def draw(self, rows: Int[Tensor, " n"], bits: Bool[Tensor, "n c"]) -> Float[Tensor, "n k"]:
-        units = self.units[rows]
+        units = self.units[rows].to(bits.device)
         return torch.where(units < 0, True, bits.gather(1, units.clamp_min(0))).float()
 
 

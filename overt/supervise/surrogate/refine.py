@@ -43,7 +43,8 @@ def refine(look: Look, masks: Masks, probes: int = 50, seed: int = 0, chunk: int
         walk = _Walk(candidates, rows, keys[rows.numpy()], bits[rows], best[rows])
         for step in range(1, probes):
             tried = walk.next(step)
-            asked = look(rows, {candidates.name: candidates.draw(rows, tried)})
+            mask = candidates.draw(rows, tried.to(look.device))
+            asked = look(rows, {candidates.name: mask})
             walk.learn(tried, asked.score)
         bits[rows], best[rows] = walk.bits, walk.best
     mask = candidates.draw(torch.arange(len(look)), bits)

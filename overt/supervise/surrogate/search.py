@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap
 from overt.supervise.surrogate.look import Look
-from overt.supervise.surrogate.masks import Candidates, Masks
+from overt.supervise.surrogate.masks import Bits, Candidates, Masks
 
 CHUNK = 128  # samples, each with a mask, that the model is asked about at a time
 
@@ -76,9 +76,10 @@ def best_of(
     Number 0 stays where no other is strictly better than `beat`.
     """
     best, chosen = beat.clone(), torch.zeros(len(look), dtype=torch.long)
+    take = _taker(candidates, look.device)
     for rows, numbers in rounds(counts, chunk):
         there = numbers < counts[rows]
-        taken = candidates.take(rows.flatten(), torch.where(there, numbers, 0).flatten())
+        taken = take(rows.flatten(), torch.where(there, numbers, 0).flatten())
         asked = look(rows.flatten(), {candidates.name: taken})
         score = asked.score.reshape(rows.shape).masked_fill(~there, -torch.inf)
         top = score.argmax(dim=0, keepdim=True)  # the first of equals
@@ -86,6 +87,15 @@ def best_of(
         better = highest > best[rows[0]]
         best[rows[0, better]], chosen[rows[0, better]] = highest[better], number[better]
     return best, chosen
+
+
+def _taker(
+    candidates: Candidates, device: torch.device
+) -> Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n k"]]:
+    """How masks are taken by number: of bits, the bits travel, and a card draws the masks."""
+    if device.type == "cpu" or not isinstance(candidates, Bits):
+        return candidates.take
+    return lambda rows, numbers: candidates.draw(rows, candidates.bits(rows, numbers).to(device))
 
 
 def rounds(

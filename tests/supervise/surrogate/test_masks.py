@@ -277,6 +277,29 @@ def test_too_many_choices_are_refused():
         WithoutWords((40,))(texts(200))
 
 
+@pytest.mark.parametrize(
+    ("masks", "about"),
+    [
+        (Grids(40, grid=(3, 3)), pictures(2)),
+        (WithoutWords(), texts(4, 3)),
+        (OnlyWords(), texts(4, 3)),
+    ],
+    ids=["grids", "without words", "only words"],
+)
+def test_bits_are_drawn_where_they_are_into_the_masks_of_their_numbers(masks, about):
+    candidates = masks(about)
+    assert isinstance(candidates, Bits)
+    rows = torch.tensor([0, 1, 1, 0])
+    numbers = torch.tensor([0, 1, 2, 2])
+    bits = candidates.bits(rows, numbers)
+    torch.testing.assert_close(
+        candidates.draw(rows, bits), candidates.take(rows, numbers), rtol=0, atol=0
+    )
+    elsewhere = candidates.draw(rows, bits.to("meta"))
+    assert elsewhere.device.type == "meta", "a card draws its masks itself"
+    assert elsewhere.shape == candidates.take(rows, numbers).shape
+
+
 def test_nothing_is_removed_from_the_whole():
     found = Whole()(pictures(2))
     assert found.counts.tolist() == [1, 1] and (taken(found, 1) == 1).all()
