@@ -8,17 +8,37 @@ import pytest
 import torch
 
 from overt.data import SortOfClevr
+from overt.data.asked import Look
 from overt.data.batch import Batch
 from overt.data.clevr import turned
 from overt.data.features import FeatureCache, Key, build
 from overt.data.held import Held
 from overt.errors import BadInput
-from overt.recipes.han.data import MARGIN, Portion, grid_of, nouns, together
+from overt.recipes.han.data import MARGIN, Portion, grid_of, nouns, opened, together
+from overt.recipes.recipe import Context
 from overt.show.sample import load_gallery
 from tests.data import test_wordnet
-from tests.recipes import askable
+from tests.recipes import askable, asked_files, tiny
 
 Ran = Callable[..., tuple[Path, dict[str, Any]]]
+
+
+class Named:
+    """Items of which there is nothing but their names."""
+
+    name, split = "daquar", "all"
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, indices: Any) -> Batch:
+        return Batch(ids=tuple(self.ids[row] for row in indices))
+
+    def digest(self) -> str:
+        return "0" * 64
 
 
 def test_features_are_made_once_and_shown_with_their_photos(run: Ran, tmp_path: Path) -> None:
@@ -45,25 +65,44 @@ def test_features_of_others_are_taken_from_their_folder(
     photos = data.Daquar(asked, "train+val").photos(), data.Daquar(asked, "test").photos()
     ids = [name for part in photos for name in part.ids(range(len(part)))]
 
-    class All:
-        name, split = "daquar", "all"
-
-        def __len__(self) -> int:
-            return len(ids)
-
-        def batch(self, indices: Any) -> Any:
-            return Batch(ids=tuple(ids[row] for row in indices))
-
-        def digest(self) -> str:
-            return "0" * 64
-
     def encode(batch: Any) -> torch.Tensor:
         return torch.randn(len(batch), 9, 6)
 
-    build(tmp_path / "mine", Key("mine", "", "", ""), All(), encode)
+    build(tmp_path / "mine", Key("mine", "", "", ""), Named(ids), encode)
     _, results = run("han-daquar", f"data.features={tmp_path / 'mine'}", "model.select=all")
     assert results["ours"]["cells_kept"]["value"] == 9
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("most", [2**31, 0])
+def test_training_holds_features_where_they_are_not_too_many(
+    asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The batches are those of the data set either way."""
+    from overt import data
+
+    asked_files.expect_few(monkeypatch)
+    whole = data.Daquar(asked, "train+val"), data.Daquar(asked, "test")
+    names = [one for part in whole for one in part.photos().ids(range(len(part.photos())))]
+    cache = build(
+        tmp_path / "mine",
+        Key("mine", "", "", ""),
+        Named(names),
+        lambda batch: torch.tensor([float(names.index(one)) for one in batch.ids])[
+            :, None, None
+        ].expand(-1, 9, 6),
+    )
+    monkeypatch.setattr("overt.recipes.han.data.MOST_HELD", most)
+    sets = (f"data.features={tmp_path / 'mine'}", "data.limit=5")
+    recipe = tiny.recipe("han-daquar", *sets)
+    train = opened(recipe, Context(tmp_path, 0, "cpu", asked)).train
+    assert isinstance(train, Held) == bool(most)
+    look = Look(features=cache)
+    wanted = data.Daquar(asked, "train", look=look).batch([4, 1])
+    found = train.batch([4, 1])
+    torch.testing.assert_close(found.features, wanted.features)
+    assert found.ids == wanted.ids and found.labels.tolist() == wanted.labels.tolist()
+    torch.testing.assert_close(found.tokens, wanted.tokens)
 
 
 def test_cells_that_are_no_square_are_refused(tmp_path: Path) -> None:
