@@ -24,6 +24,7 @@ from torch import Tensor
 from overt.measure.statistics import Interval
 
 HERE = Path(__file__).parent
+AGREEMENT = ("covered", "beyond_chance", "mass_inside", "deletion")
 KEPT = ("accuracy", "covered", "beyond_chance", "cells_kept")
 STRONG, POINT, MISSED, COLLAPSE = 0.94, 0.01, 0.9, 2.0
 LEARNED = ("gumbel-sum-16", "straight-through-sum-16", "soft-to-hard-sum-16")
@@ -129,14 +130,20 @@ def no_worse(kept: Kept, one: str, other: str, name: str, what: str) -> None:
 
 
 def overview(kept: Kept) -> None:
-    """Every row: accuracy by seed, cells kept, operations."""
+    """Every row: accuracy by seed and by kind, cells kept and what they found, operations."""
     for row in dict.fromkeys(label for label, _ in kept.results):
         runs = [one for (label, _), one in kept.results.items() if label == row]
-        ours = [run["ours"] for run in runs]
-        cells = statistics.fmean(one["cells_kept"]["value"] for one in ours)
-        work = statistics.fmean(one["flops"]["value"] for one in ours)
+        cells, work = _mean(runs, "cells_kept"), _mean(runs, "flops")
         line = f"{row}: accuracy {listed(kept.means(row, 'accuracy'))}, {cells:.1f} cells"
         print(f"{line}, {work / 1e6:.2f} million operations")
+        kinds = [name for name in runs[0]["ours"] if name.startswith("accuracy_")]
+        also = [*kinds, *(name for name in AGREEMENT if name in runs[0]["ours"])]
+        print("  " + ", ".join(f"{name} {_mean(runs, name):.3f}" for name in also))
+
+
+def _mean(runs: Sequence[Mapping[str, Any]], name: str) -> float:
+    """A number of a row, over its seeds."""
+    return statistics.fmean(run["ours"][name]["value"] for run in runs)
 
 
 # --- the tables
