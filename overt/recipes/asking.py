@@ -14,10 +14,11 @@ from overt.recipes.opening import Subject
 NEW_TOKENS = 32  # how much of an answer is written by a model that reads first and then writes
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
+MOST_CAPTIONS = 64  # that a picture is held against at once
+
 Call = Callable[[Mapping[str, Any]], Any]
-
-
 Box = tuple[float, float, float, float]
+Piece = tuple[int, int, int, int]  # characters of a text (from, to) stand for those (from, to)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,9 @@ class Given:
 
     `without` are boxes of the photo, (left, top, right, bottom) as shares of its width and height;
     `unsaid` are ranges of characters of the text. `boxes` are what a network that looks at boxes
-    has to choose from; without them the photo is cut into tiles.
+    has to choose from; without them the photo is cut into tiles. `origin` says which characters of
+    the text as it was asked those of `text` stand for, where some were covered up; None is each for
+    itself.
     """
 
     text: str | None = None
@@ -34,13 +37,16 @@ class Given:
     without: tuple[Box, ...] = ()
     unsaid: tuple[tuple[int, int], ...] = ()
     boxes: tuple[Box, ...] = ()
+    origin: tuple[Piece, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
     """Inputs for a model, what calls it, and what to know of both.
 
-    `text` is the text that was tokenised, which may be the one given inside a prompt.
+    `text` is the text that was tokenised, which may be the one given inside a prompt, or one of its
+    lines; `origin` leads back to what was given. `captions` are the lines of the text, each with
+    the chance that it is the one that fits, where that is what a model can tell.
     """
 
     inputs: Mapping[str, Any]
@@ -48,6 +54,8 @@ class Asked:
     given: Given
     text: str | None = None
     notes: tuple[str, ...] = ()
+    origin: tuple[Piece, ...] | None = None
+    captions: tuple[tuple[str, float], ...] = ()
 
 
 def run(name: str, asked: Asked) -> Any:
@@ -114,18 +122,59 @@ def hidden(subject: Subject, given: Given) -> tuple[Given, tuple[str, ...]]:
         notes.append("What was removed of the picture is painted in its mean colour.")
     if given.unsaid and given.text is not None:
         sign = getattr(subject.tokenizer, "mask_token", None) or ""
-        text = given.text
-        for start, end in sorted(given.unsaid, reverse=True):
-            text = text[:start] + sign + text[end:]
+        text, origin = _without(given.text, given.unsaid, sign)
         if not text.strip():
             raise BadInput("every word was removed; leave one.")
-        given = replace(given, text=text)
+        given = replace(given, text=text, origin=origin)
         notes.append(
             f"Each word that was removed is {sign}."
             if sign
             else "Words that were removed are gone."
         )
     return replace(given, without=(), unsaid=()), tuple(notes)
+
+
+def _without(
+    text: str, ranges: Sequence[tuple[int, int]], sign: str
+) -> tuple[str, tuple[Piece, ...]]:
+    """A text with a sign in the place of each range, and where each part of it comes from."""
+    parts: list[str] = []
+    pieces: list[Piece] = []
+    done = at = 0
+    for start, end in [*sorted(ranges), (len(text), len(text))]:
+        start, end = max(start, done), max(end, done)  # ranges may overlap
+        parts.append(text[done:start])
+        pieces.append((at, at + start - done, done, start))
+        at += start - done
+        if end > start:
+            parts.append(sign)
+            pieces.append((at, at + len(sign), start, end))
+            at += len(sign)
+        done = end
+    return "".join(parts), tuple(one for one in pieces if one[0] < one[1])
+
+
+def traced(given: Given, text: str, start: int = 0, end: int | None = None) -> Any:
+    """What characters of `text` stand for, in which `given.text[start:end]` stands somewhere.
+
+    None is each for itself; nothing is traced where the words of the given text are not found.
+    """
+    if text == given.text:
+        return given.origin
+    assert given.text is not None
+    end = len(given.text) if end is None else end
+    at = text.find(given.text[start:end])
+    if at < 0:
+        return ()
+    whole = (0, len(given.text), 0, len(given.text))
+    found: list[Piece] = []
+    for first, last, begin, stop in (whole,) if given.origin is None else given.origin:
+        low, high = max(first, start), min(last, end)
+        if low < high and last - first == stop - begin:  # character by character
+            begin, stop = begin + low - first, begin + high - first
+        if low < high:
+            found.append((low + at - start, high + at - start, begin, stop))
+    return tuple(found)
 
 
 def ask(subject: Subject, given: Given, most: float = math.inf) -> Asked:
@@ -156,19 +205,65 @@ def ask(subject: Subject, given: Given, most: float = math.inf) -> Asked:
         if reads and sees and towers is None:
             raise BadInput(f"{subject.name} wants a picture and a text together.")
         return _ask_one(subject, given, towers, most)
-    text = _prompt(subject, given.text)
+    captions, best = _compared(subject, given, most) if towers is not None else ((), 0)
+    if len(captions) > 1:
+        start, text = _lines(given.text)[best]
+        origin = traced(given, text, start, start + len(text))
+    else:
+        text = _prompt(subject, given.text)
+        origin = traced(given, text)
     encoded = _encode(subject, text, given.photo)
     call = keyword_call(subject.model)
     _afford(subject, encoded, most)
-    return Asked(*_writing(subject, encoded, call), given, text, _cut(subject, encoded, config))
+    inputs, call = _writing(subject, encoded, call)
+    return Asked(inputs, call, given, text, _cut(subject, encoded, config), origin, captions)
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    """The lines of a text that say something, and where each begins."""
+    found, at = [], 0
+    for line in text.split("\n"):
+        if line.strip():
+            found.append((at + len(line) - len(line.lstrip()), line.strip()))
+        at += len(line) + 1
+    return found
+
+
+def _compared(
+    subject: Subject, given: Given, most: float
+) -> tuple[tuple[tuple[str, float], ...], int]:
+    """Captions, a line each, held against the picture: how likely each is, and which is the best.
+
+    CLIP was trained to choose one of several, so its chances are shares among the captions, and of
+    one caption it says nothing. SigLIP judges each caption by itself.
+    """
+    import torch
+
+    assert given.text is not None
+    lines = [line for _, line in _lines(given.text)]
+    if len(lines) < 2 and not _pads(subject):
+        return (), 0
+    if len(lines) > MOST_CAPTIONS:
+        raise BadInput(
+            f"{len(lines)} captions are too many to choose from; {MOST_CAPTIONS} lines are not."
+        )
+    encoded = _encode(subject, lines, given.photo)
+    _afford(subject, encoded, most)
+    with torch.no_grad():
+        scores = getattr(keyword_call(subject.model)(encoded), "logits_per_image", None)
+    if scores is None or scores.shape != (1, len(lines)):
+        return (), 0
+    scores = scores[0].float()
+    chances = (scores.sigmoid() if _pads(subject) else scores.softmax(dim=-1)).tolist()
+    return tuple(zip(lines, chances, strict=True)), int(scores.argmax())
 
 
 def _afford(subject: Subject, encoded: Mapping[str, Any], most: float) -> None:
     """Refuse a text that would keep the machine busy for too long, in a sentence."""
     if "input_ids" not in encoded:
         return
-    count = int(encoded["input_ids"].shape[-1])
-    work = operations(subject.model, count)
+    rows, count = (int(size) for size in encoded["input_ids"].shape)
+    work = rows * operations(subject.model, count)
     if work > most:
         raise BadInput(
             f"{subject.name} would need {work:.1e} operations to read {count:,} tokens, and more "
@@ -215,13 +310,14 @@ def _ask_one(subject: Subject, given: Given, towers: tuple[Any, Any] | None, mos
     _afford(subject, encoded, most)
     model = subject.model if towers is None else towers[0]
     notes = _cut(subject, encoded, subject.model.config)
-    return Asked(*_writing(subject, encoded, keyword_call(model)), given, given.text, notes)
+    inputs, call = _writing(subject, encoded, keyword_call(model))
+    return Asked(inputs, call, given, given.text, notes, given.origin)
 
 
-def _tokenized(subject: Subject, text: str) -> Any:
+def _tokenized(subject: Subject, text: str | list[str]) -> Any:
     limit = getattr(subject.model.config, "max_position_embeddings", None)
     most = min(subject.tokenizer.model_max_length, limit or 1 << 20, 1 << 20)
-    padding = "max_length" if _pads(subject) else False
+    padding = "max_length" if _pads(subject) else isinstance(text, list)
     return subject.tokenizer(
         text, return_tensors="pt", truncation=True, max_length=most, padding=padding
     )
@@ -254,9 +350,10 @@ def _prompt(subject: Subject, text: str) -> str:
     return text if sign in text else f"{sign}\n{text}"
 
 
-def _encode(subject: Subject, text: str, photo: Any) -> Mapping[str, Any]:
+def _encode(subject: Subject, text: str | list[str], photo: Any) -> Mapping[str, Any]:
+    """The inputs of a picture and a text, or of a picture and several texts of one length."""
     if subject.processor is not None:
-        padding = "max_length" if _pads(subject) else False
+        padding = "max_length" if _pads(subject) else isinstance(text, list)
         encoded = subject.processor(
             images=_picture(photo), text=text, return_tensors="pt", padding=padding
         )

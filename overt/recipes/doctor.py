@@ -96,7 +96,8 @@ def _packages() -> Iterator[Finding]:
             yield Finding(name, found)
     for extra, names in sorted(extras.items()):
         missing = [name for name in names if name != "overt" and _version(name) is None]
-        state = f"{', '.join(missing)} not installed" if missing else "installed"
+        few = missing if len(missing) <= 4 else [*missing[:3], f"{len(missing) - 3} more"]
+        state = f"{', '.join(few)} not installed" if missing else "installed"
         advice = f"pip install 'overt[{extra}]' if you want it" if missing else ""
         yield Finding(f"extra {extra}", state, advice)
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt.errors import BadInput
-from overt.recipes.asking import Asked, Given, ask, hidden, is_picture, photo, read, run
+from overt.recipes.asking import Asked, Given, Piece, ask, hidden, is_picture, photo, read, run
 from overt.recipes.attached import view_attached
 from overt.recipes.opening import Subject, locate, open_model, quiet
 from overt.recipes.own import view_spoken
@@ -52,6 +52,8 @@ class Viewed:
     """What was seen, ready to be drawn: panels, a choice of each, what a reader should know.
 
     `answers` are what the model answers, the likeliest first, with probabilities where it has any.
+    `origin` says which characters of the text that was given those of the text that is shown stand
+    for; None is each for itself.
     """
 
     title: str
@@ -59,6 +61,7 @@ class Viewed:
     choices: tuple["Choice", ...]
     notes: tuple[str, ...] = ()
     answers: tuple[tuple[str, float], ...] = ()
+    origin: tuple[Piece, ...] | None = None
 
 
 def check(out: Path, inputs: Sequence[str], wish: Wish) -> None:
@@ -169,7 +172,7 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
     except Unseen as error:
         raise BadInput(f"{subject.name}: {error}") from error
     chances = answers(subject, output, asked)
-    notes = [*subject.notes, *covered, *asked.notes, _sentence(chances)]
+    notes = [*subject.notes, *covered, *asked.notes, _sentence(chances), _alike(output, asked)]
     if problem:
         notes.append(f"What each position is could not be told: {problem}.")
     target = explained(subject, output) if wish.way in EXPLAINING else None
@@ -186,7 +189,7 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
         choices.append(choice)
     if not panels:
         raise refused[0]
-    return _viewed(subject, panels, choices, notes, chances)
+    return replace(_viewed(subject, panels, choices, notes, chances), origin=asked.origin)
 
 
 def _viewed(
@@ -206,11 +209,14 @@ def _short(name: str) -> str:
 
 
 def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[tuple[str, float]]:
-    """What the model answers, likeliest first: classes by name, next words, or what it writes.
+    """What the model answers, likeliest first: classes, captions, next words, or what it writes.
 
     A text that it writes has no probability: that is nan. Of a language model the answers are the
-    tokens that may come next. A model without answers gives none.
+    tokens that may come next, of one that compares pictures with texts the captions that it was
+    given. A model without answers gives none.
     """
+    if asked.captions:
+        return sorted(asked.captions, key=lambda one: -one[1])[:most]
     written = asked.inputs.get("decoder_input_ids")
     if written is not None and subject.tokenizer is not None and written.shape[1] > 1:
         text = subject.tokenizer.decode(written[0], skip_special_tokens=True)
@@ -245,6 +251,18 @@ class Tokens:
     def get(self, at: int, default: Any = None) -> str:
         """The token of a number."""
         return f"next: “{self.tokenizer.decode([at]).strip()}”"
+
+
+def _alike(output: Any, asked: Asked) -> str:
+    """How alike a picture and its only caption are, where a model compares them; else nothing."""
+    picture, text = (getattr(output, name, None) for name in ("image_embeds", "text_embeds"))
+    if asked.captions or picture is None or text is None or picture.shape != text.shape:
+        return ""
+    cosine = float((picture.detach() * text.detach()).sum() / (picture.norm() * text.norm()))
+    return (
+        f"Picture and text are alike by {cosine:.2f} (the cosine of what stands for each). Write "
+        "several captions, a line each, and it says which fits best."
+    )
 
 
 def _sentence(chances: Sequence[tuple[str, float]], writes: bool = False) -> str:

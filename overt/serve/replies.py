@@ -27,7 +27,11 @@ def reply(subject: Subject, folder: str, question: Question) -> dict[str, Any]:
         "view": {
             **drawn,
             "photos": photos.addresses,
-            "removed": {"without": question.without, "unsaid": question.unsaid},
+            "removed": {
+                "without": question.without,
+                "unsaid": question.unsaid,
+                "origin": viewed.origin,
+            },
         },
         "code": code(folder, question),
         "seconds": round(time.perf_counter() - began, 3),

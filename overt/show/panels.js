@@ -19,6 +19,21 @@ function drawPanels(data, place, hooks) {
   };
 
   const gone = data.removed || { without: [], unsaid: [] };
+
+  // characters of the text that was given, for those of the text that is shown: a prompt may stand around it, a sign in the
+  // place of a word; null where they are nobody's words
+  function given([from, to]) {
+    if (!gone.origin) return [from, to];
+    let found = null, most = 0;
+    for (const [a, b, c, d] of gone.origin) {
+      const start = Math.max(from, a), end = Math.min(to, b);
+      if (end - start <= most) continue;
+      most = end - start;
+      found = b - a === d - c ? [c + start - a, c + end - a] : [c, d];
+    }
+    return found;
+  }
+
   data.panels.forEach((panel, number) => show(panel, number));
 
   function show(panel, number) {
@@ -127,7 +142,7 @@ function drawPanels(data, place, hooks) {
           let start = 0; // pieces of a text are all of it, so they say where in it they stand
           for (const [piece, at] of parts) {
             const length = [...piece].length; // in characters, as Python counts
-            const range = block.kind === "text" ? [start, start + length] : null;
+            const range = block.kind === "text" ? given([start, start + length]) : null;
             if (at < 0) inside.append(piece);
             else token(inside, piece, at, from, onto, block.kind === "text" ? parts : null, range);
             start += length;

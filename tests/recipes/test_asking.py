@@ -1,6 +1,8 @@
 """Inputs: what is a picture and what a text, what each model takes, and what it cannot."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,18 @@ import pytest
 import torch
 
 from overt.errors import BadInput, Damaged, Failed
-from overt.recipes.asking import Asked, Given, ask, is_picture, operations, photo, read, run
+from overt.recipes.asking import (
+    Asked,
+    Given,
+    ask,
+    hidden,
+    is_picture,
+    operations,
+    photo,
+    read,
+    run,
+    traced,
+)
 from overt.recipes.opening import Subject, open_model
 from tests.recipes import foreign
 
@@ -189,3 +202,66 @@ def test_the_work_of_a_pass_is_told_to_a_factor_of_two(shelf: foreign.Shelf, nam
         subject.model(input_ids=tokens)
     told = operations(subject.model, 32)
     assert counter.get_total_flops() / 2 < told < 2 * counter.get_total_flops()
+
+
+# Where a word of the text stands
+
+
+def spelled(asked: Asked, text: str) -> list[tuple[str, str]]:
+    """What is shown, piece by piece, and what it stands for in the text that was given."""
+    assert asked.text is not None
+    if asked.origin is None:
+        return [(asked.text, text)]
+    return [(asked.text[a:b], text[c:d]) for a, b, c, d in asked.origin]
+
+
+def test_words_are_found_again_when_others_are_covered(shelf: foreign.Shelf) -> None:
+    subject = open_model(shelf["bert"])
+    text = "the small red ball"
+    assert spelled(ask(subject, Given(text)), text) == [(text, text)]
+    masks = replace(subject, tokenizer=SimpleNamespace(mask_token="[MASK]"))
+    given, _ = hidden(masks, Given(text, unsaid=((10, 13), (4, 9))))
+    assert spelled(ask(subject, given), text) == [
+        ("the ", "the "), ("[MASK]", "small"), (" ", " "), ("[MASK]", "red"), (" ball", " ball"),
+    ]  # fmt: skip
+    given, _ = hidden(subject, Given(text, unsaid=((4, 9), (6, 13))))  # it has no such sign
+    assert given.text == "the  ball" and given.origin == ((0, 4, 0, 4), (4, 9, 13, 18))
+
+
+def test_words_are_found_again_inside_a_prompt(shelf: foreign.Shelf) -> None:
+    text = "what is this"
+    asked = ask(open_model(shelf["llava"]), Given(text, PHOTO))
+    assert asked.text != text and spelled(asked, text) == [(text, text)]
+    assert traced(Given(text), "something else") == ()
+
+
+# A picture and several captions
+
+CAPTIONS = "a red ball\n\n  the small dog \ngrass"
+
+
+def test_captions_are_held_against_a_picture(shelf: foreign.Shelf) -> None:
+    subject = open_model(shelf["clip"])
+    asked = ask(subject, Given(CAPTIONS, PHOTO))
+    lines = [line.strip() for line in CAPTIONS.splitlines() if line.strip()]
+    assert [line for line, _ in asked.captions] == lines
+    with torch.no_grad():  # one by one, without padding
+        each = [
+            ask(subject, Given(line, PHOTO)).call(ask(subject, Given(line, PHOTO)).inputs)
+            for line in lines
+        ]
+    scores = torch.cat([one.logits_per_image[0] for one in each])
+    chances = torch.tensor([chance for _, chance in asked.captions])
+    torch.testing.assert_close(chances, scores.softmax(dim=-1), atol=1e-5, rtol=1e-4)
+    assert asked.text == lines[int(scores.argmax())]  # what is shown is how the best one is read
+    assert spelled(asked, CAPTIONS) == [(asked.text, asked.text)]
+
+
+def test_one_caption_is_compared_and_not_chosen(shelf: foreign.Shelf) -> None:
+    asked = ask(open_model(shelf["clip"]), Given("a red ball", PHOTO))
+    assert asked.captions == () and asked.text == "a red ball" and asked.origin is None
+
+
+def test_too_many_captions_are_refused(shelf: foreign.Shelf) -> None:
+    with pytest.raises(BadInput, match="65 captions are too many to choose from"):
+        ask(open_model(shelf["clip"]), Given("ball\n" * 65, PHOTO))

@@ -14,6 +14,7 @@ from PIL import Image
 from overt.serve.app import make
 from overt.serve.line import Line
 from overt.serve.shelf import Shelf, offer
+from tests.recipes import foreign
 from tests.serve.conftest import PHOTO, write_boxes, write_captioner, write_hard, write_run
 from tests.serve.running import LONG, PATIENCE, served
 
@@ -37,12 +38,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(made / "soft")
     for write, name in ((write_hard, "hard"), (write_boxes, "boxes"), (write_captioner, "teller")):
         write(made / "others" / name)
+    foreign.gpt2(made / "gpt2")
     return made
 
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    shelf = Shelf(offer([str(folder), str(folder / "others")]))
+    shelf = Shelf(offer([str(folder), str(folder / "others"), str(folder / "gpt2")]))
     with served(make(shelf, line=Line(patience=LONG))) as at:
         yield at
 
@@ -310,3 +312,18 @@ def test_it_fits_a_phone(browser: Any, address: str, scheme: str):
     SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SHOTS / f"phone-{scheme}.png", timeout=LIMIT)
     context.close()
+
+
+def test_words_of_other_peoples_models_are_removed_one_after_another(page: Any):
+    """The first word is gone from the text that is shown; the second is still the one clicked."""
+    name = page.locator("#model option", has_text="gpt2").get_attribute("value")
+    page.select_option("#model", name)
+    page.fill("#text", "the small red ball")
+    answered(page, lambda: page.click("#go"))
+    page.check("#removing")
+    for word, unsaid in (("small", [[4, 9]]), ("ball", [[4, 9], [14, 18]])):
+        button = page.locator(".reply .token", has_text=word).first
+        with page.expect_request("**/api/ask", timeout=LIMIT) as asked:
+            answered(page, button.click)
+        assert asked.value.post_data_json["unsaid"] == unsaid
+        expect(page.locator(".reply .token", has_text=word)).to_have_count(0)

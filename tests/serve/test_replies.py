@@ -37,7 +37,9 @@ def test_what_is_removed_changes_the_answer_and_is_told_to_the_page(shelf: Shelf
     whole = reply(subject, "soft", Question(**ask()))
     left = reply(subject, "soft", Question(**ask(unsaid=[(5, 11)], without=[(0, 0, 1, 0.5)])))
     assert left["answers"] != whole["answers"]
-    assert left["view"]["removed"] == {"without": [(0, 0, 1, 0.5)], "unsaid": [(5, 11)]}
+    assert left["view"]["removed"] == {
+        "without": [(0, 0, 1, 0.5)], "unsaid": [(5, 11)], "origin": None,
+    }  # fmt: skip
 
 
 def test_a_picture_is_a_picture(shelf: Shelf, ask):
@@ -163,6 +165,22 @@ def test_models_of_other_people_are_asked_alike(tmp_path: Path, kind, text, sees
         assert found["answers"] == []
     else:
         assert found["answers"][0]["name"].startswith(answer)
+
+
+def test_captions_for_a_picture_are_answers(tmp_path: Path):
+    shelf = Shelf(offer([str(foreign.Shelf(tmp_path)["clip"])]))
+    [name] = shelf.names
+    asked = Question(model=name, text="a red ball\nthe small dog", picture=encoded())
+    found = reply(shelf.subject(name), name, asked)
+    assert {one["name"] for one in found["answers"]} == {"a red ball", "the small dog"}
+    assert sum(one["chance"] for one in found["answers"]) == pytest.approx(1, abs=1e-5)
+    best = found["answers"][0]["name"]
+    assert f"It answers {best}" in " ".join(found["notes"])
+    [[start, end, begin, stop]] = found["view"]["removed"]["origin"]
+    assert asked.text[begin:stop] == best and (start, end) == (0, len(best))
+    alone = Question(model=name, text="a red ball", picture=encoded())
+    found = reply(shelf.subject(name), name, alone)
+    assert found["answers"] == [] and "alike by" in " ".join(found["notes"])
 
 
 def test_words_and_parts_are_covered_for_a_model_of_other_people(tmp_path: Path):
