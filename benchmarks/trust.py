@@ -30,9 +30,24 @@ HEAD = """# What survives: test, pass mark, figure reached
 Made by `python benchmarks/trust.py` out of what the tests under [tests/trust](../tests/trust) wrote
 down; not written by hand. What each promise means for a run is told on
 [its page](../docs/trust.md). The last column is what the usual way of doing it came to on the same
-test, and shows that the test can fail. Rows marked `short` are from a form with smaller numbers, as
-the tests run every day; `OVERT_TRUST=full` asks for the others.
+test, or names the test that shows it: every test can fail. Rows marked `short` are from a form with
+smaller numbers, as the tests run every day; `OVERT_TRUST=full` asks for the others.
 """
+
+# Tests whose counterpart is a test of its own, and what nothing is destroyed in.
+COUNTERPARTS = {
+    "test_a_run_that_is_killed_ends_in_the_same_bytes": (
+        "test_a_naive_saver_leaves_checkpoints_that_cannot_be_read"
+    ),
+    "test_interrupted_training_goes_on_bit_for_bit": (
+        "test_a_loop_that_draws_anew_on_resume_fails_the_same_test"
+    ),
+    "test_every_attention_module_shipped_keeps_every_promise": (
+        "test_for_every_promise_a_module_that_breaks_it_and_no_other"
+    ),
+    "test_for_every_promise_a_module_that_breaks_it_and_no_other": "the broken modules are it",
+    "test_a_slurm_job_of_two_machines_comes_to_its_end": "nothing is destroyed here",
+}
 
 Row = Mapping[str, Any]
 
@@ -45,6 +60,19 @@ def merged(before: Iterable[Row], now: Iterable[Row]) -> list[Row]:
         if row["full"] or key not in rows or not rows[key]["full"]:
             rows[key] = row
     return [rows[key] for key in sorted(rows)]
+
+
+def words_of(name: str) -> str:
+    """The name of a test as words."""
+    return name.removeprefix("test_").replace("_", " ")
+
+
+def counterpart(row: Row) -> str:
+    """What the usual way came to, or the test that says it."""
+    if row["naive"]:
+        return str(row["naive"])
+    other = COUNTERPARTS.get(row["test"].partition("::")[2].partition("[")[0], "")
+    return f"*{words_of(other)}*" if other.startswith("test_") else other
 
 
 def laid_out(rows: Iterable[Row]) -> str:
@@ -61,10 +89,9 @@ def laid_out(rows: Iterable[Row]) -> str:
                 "|---|---|---|---|---|",
             ]
             group = first
-        words = name.removeprefix("test_").replace("_", " ")
         figure = row["figure"] if row["full"] else f"{row['figure']} `short`"
-        link = f"[{words}](../tests/trust/{path})"
-        cells = (str(number), link, row["mark"], figure, row["naive"])
+        link = f"[{words_of(name)}](../tests/trust/{path})"
+        cells = (str(number), link, row["mark"], figure, counterpart(row))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 

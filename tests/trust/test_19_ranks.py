@@ -95,10 +95,15 @@ def test_torchrun_starts_a_killed_run_again_and_it_goes_on(
     together.done(started)
     same_bytes(tmp_path / "mortal", whole / "long")
     assert [ends(tmp_path, "mortal", rank)["ended"] for rank in (0, 1)] == ["done 28 200"] * 2
+    once = [*launcher[:-1], "1"]
+    usual = together.start(MODULE, str(tmp_path / "usual"), "mortal", launcher=once)
+    said, _ = usual.communicate(timeout=300)
+    assert usual.returncode != 0 and "already holds checkpoints" in said
     reached(
         19,
         "elastic restart: torchrun --max-restarts goes on by itself",
         "killed at step 10, resumed from step 8, same bytes at the end",
+        "a program that does not look for what it left is started again in vain",
     )
 
 
@@ -119,22 +124,43 @@ def test_two_processes_then_one_then_two_end_as_one(whole: Path, tmp_path: Path,
     )
     assert apart < 1e-9
     assert [ends(tmp_path, "long", rank)["ended"] for rank in (0, 1)] == ["done 28 200"] * 2
+    usual = a_batch_a_process(tmp_path / "usual")
+    moved = max(
+        float((usual[n] - one).abs().max()) for n, one in alone.items() if not n.startswith("norm.")
+    )
+    assert moved > 1e-3
     reached(
         19,
         "world size 2, then 1, then 2 loads",
         f"it does, and ends {apart:.0e} from one process at most",
+        f"a batch of fixed size in each process: one alone ends up to {moved:.2f} away",
     )
 
 
+def a_batch_a_process(out: Path) -> dict[str, torch.Tensor]:
+    """How one process ends where the batch belongs to a process and not to the run."""
+    half = replace(many.LONG, batch=many.LONG.batch // 2)
+    many.run(replace(many.CASES["long"], limits=half), out)
+    found, _ = files.newest(out / "checkpoints" / "train", checkpoint.PREFIX)
+    assert found is not None
+    return files.read_tensors(found / "model.safetensors")
+
+
 @pytest.mark.long
-def test_a_number_that_is_none_on_one_process_stops_all_at_once(whole: Path, reached) -> None:
+def test_a_number_that_is_none_on_one_process_stops_all_at_once(
+    whole: Path, tmp_path: Path, reached
+) -> None:
     first, second = (ends(whole, "poison", rank) for rank in (0, 1))
     assert first["ended"] == second["ended"]
     assert str(first["ended"]).startswith("Failed: loss adversary/guess")
     assert first["same"] and second["same"]  # no weight has moved since
     assert not (whole / "poison" / "checkpoints").exists()
+    together.done(together.start("tests.trust.together", str(tmp_path), "poisoned"))
+    finite = [files.read_json(tmp_path / f"poisoned-rank-{n}.json")["finite"] for n in (0, 1)]
+    assert finite == [False, True]
     reached(
         15,
         "not finite on one process: all stop together, nothing saved",
         "both stop at the same step with the same sentence, weights as before it",
+        "each looks at its own loss: the healthy one steps, and its weights are no numbers",
     )

@@ -65,3 +65,20 @@ def test_the_page_that_is_kept_is_that_of_the_figures(trust: ModuleType) -> None
     rows = json.loads(trust.FIGURES.read_text())
     assert trust.TABLE.read_text() == trust.laid_out(rows)
     assert [one["test"] for one in rows if not trust.there(one)] == []
+
+
+def test_every_row_that_is_kept_has_a_counterpart(trust: ModuleType) -> None:
+    rows = json.loads(trust.FIGURES.read_text())
+    assert [one["test"] for one in rows if not trust.counterpart(one)] == []
+    tests = {one["test"].partition("::")[2].partition("[")[0] for one in rows}
+    named = {one for one in trust.COUNTERPARTS.values() if one.startswith("test_")}
+    assert tests >= {*trust.COUNTERPARTS, *named}
+
+
+def test_a_counterpart_may_be_a_test_of_its_own(trust: ModuleType) -> None:
+    killed = row(
+        1, "0", True, "test_01_kill.py::test_a_run_that_is_killed_ends_in_the_same_bytes[2]"
+    )
+    assert trust.counterpart(killed) == ("*a naive saver leaves checkpoints that cannot be read*")
+    assert trust.counterpart({**killed, "naive": "34 of 50"}) == "34 of 50"
+    assert trust.counterpart(row(1, "0", True)) == ""

@@ -179,6 +179,23 @@ def naive(case: Case) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
+def poisoned() -> bool:
+    """Whether weights stay finite where each process looks at its own loss alone, after one step.
+
+    The loss of the second process is no number. It does not step; the first one has no reason not
+    to, and its gradient is the mean of both.
+    """
+    ranks, items = processes("cpu"), Items(CASES["uneven-1"])
+    model = looker()
+    wrapped = DistributedDataParallel(model)
+    task, _ = losses_of(wrapped, items.batch(ranks.slice(range(8))))
+    loss = task.mean() * (float("nan") if ranks.rank else 1.0)
+    loss.backward()
+    if bool(loss.isfinite()):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return all(bool(p.isfinite().all()) for p in model.parameters())
+
+
 # --- a loss on attention that nothing else reaches
 
 
@@ -326,6 +343,8 @@ def main(out: Path, said: Sequence[str]) -> None:
                 for objective in (both, attention_alone)
             }
             files.write_json(out / f"{place}.json", told)
+        elif word == "poisoned":
+            files.write_json(out / f"{place}.json", {"finite": poisoned()})
         elif word == "naive":
             for name in ("uneven-1", "none-1"):
                 found = naive(CASES[name])
