@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import Kind
-from overt.capture.products import ALL, Index, Tap, take
+from overt.capture.products import ALL, Index, Tap, take, unrounded
 
 # score_mod of FlexAttention: (score, b, h, q, k) -> score, on tensors that broadcast
 Modify = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -88,7 +88,7 @@ class Projected:
 
     def scores(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
         """The logits of some rows and keys; -inf where a query may not look."""
-        with torch.autocast(self.query.device.type, enabled=False):
+        with unrounded(self.query.device):
             precise = torch.promote_types(self.query.dtype, torch.float32)
             query = take(self.query, rows, 2).to(precise)
             key = take(self.key, keys, 2).to(precise)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap, Kind, Layout
 from overt.capture.call import Call, Projected
-from overt.capture.products import ALL, Index
+from overt.capture.products import ALL, Index, unrounded
 from overt.capture.seen import Seen, Where, resolve, visible_in
 
 Fuse = Callable[..., Tensor]  # (weights, dim=, keepdim=True) -> weights: torch.mean, torch.amax
@@ -25,7 +25,7 @@ def exactly(
     @wraps(make)
     def exact(seen: Seen, *args: Rest.args, **kwargs: Rest.kwargs) -> AttentionMap:
         device = device_of(seen.calls[0]) if seen.calls else torch.device("cpu")
-        with torch.autocast(device.type, enabled=False):
+        with unrounded(device):
             return make(seen, *args, **kwargs)
 
     return exact
@@ -61,9 +61,18 @@ def places(seen: Seen, rows: Where | None) -> tuple[Index, Layout, Layout]:
     at, queries = resolve(queries, rows)
     if isinstance(at, Tensor) and len(at) != seen.calls[0].shape[0]:
         raise ValueError(f"rows of {len(at)} samples for a batch of {seen.calls[0].shape[0]}")
-    if isinstance(at, Tensor) and bool((at >= seen.calls[0].shape[2]).any()):
-        raise ValueError(f"row {int(at.max())} is beyond the {seen.calls[0].shape[2]} queries")
+    if isinstance(at, Tensor):
+        _within(at, seen.calls[0].shape[2])
     return at, queries, keys
+
+
+def _within(at: Tensor, count: int) -> None:
+    """Refuse positions that are not there; to ask a card is to wait for all that it has to do."""
+    if at.device.type == "cpu" and not torch.compiler.is_compiling():
+        if bool((at >= count).any()):
+            raise ValueError(f"row {int(at.max())} is beyond the {count} queries")
+    else:
+        torch._assert_async((at < count).all(), f"a row is beyond the {count} queries")
 
 
 def onto_itself(seen: Seen, what: str) -> None:

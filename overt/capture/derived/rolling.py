@@ -33,7 +33,7 @@ from overt.capture.derived.maps import (
     precision_of,
     shared_mask,
 )
-from overt.capture.products import ALL, Index
+from overt.capture.products import ALL, Index, unrounded
 from overt.capture.seen import Seen, Where
 
 # Up to so many positions it is faster to keep weights than to make them twice: the second number is
@@ -191,7 +191,7 @@ def _outside_autocast(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, 
     """A backward pass may be started under autocast, which would round its products."""
 
     def exact(ctx: Any, gradient: Tensor) -> Any:
-        with torch.autocast(gradient.device.type, enabled=False):
+        with unrounded(gradient.device):
             return backward(ctx, gradient)
 
     return exact
@@ -341,7 +341,7 @@ def reached(
     step = visible.float()
     for _ in range(layers - 1):
         further = found | (found.float() @ step > 0)
-        if torch.equal(further, found):
+        if visible.is_cpu and torch.equal(further, found):  # to ask a card is to wait for it
             break
         found = further
     return found

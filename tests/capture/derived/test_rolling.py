@@ -293,3 +293,21 @@ def test_what_cannot_be_rolled_out_is_refused() -> None:
     crossing = Call("cross", torch.nn.Identity(), Projected(q, k, 1.0), Route.SDPA, True)
     with pytest.raises(ValueError, match="looks from 3 queries at 5 keys of another sequence"):
         rollout(Seen([crossing]))
+
+
+@pytest.mark.parametrize("portion", [None, 4])
+def test_rollout_of_some_rows_asks_nothing_of_a_device(portion: int | None) -> None:
+    """Tensors without values stand for a card: to read one is an error there, and a wait here."""
+    shape, near = (2, 3, 12, 4), torch.ones(2, 1, 12, 12, dtype=torch.bool, device="meta")
+    layers = [
+        [torch.randn(shape, device="meta", requires_grad=True) for _ in range(2)] for _ in range(3)
+    ]
+    calls = [
+        Call(str(at), torch.nn.Identity(), Projected(q, k, 0.5, allowed=near), Route.SDPA, False)
+        for at, (q, k) in enumerate(layers)
+    ]
+    found = rollout(Seen(calls), torch.zeros(2, 5, dtype=torch.long, device="meta"),
+                    portion=portion)  # fmt: skip
+    assert found.values.shape == (2, 1, 1, 5, 12)
+    found.values.sum().backward()
+    assert all(one.grad is not None for pair in layers for one in pair)
