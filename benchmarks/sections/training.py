@@ -152,7 +152,7 @@ def captioner(batch: int, device: str) -> Step:
     part = data.batch(range(batch))
 
     def loss() -> Tensor:
-        found = next_word_losses(net, part, recipe)
+        found = next_word_losses(net, part, recipe, data.each)
         return torch.stack([one.mean() for many in found.values() for one in many.values()]).sum()
 
     optimizer = torch.optim.Adam(net.parameters(), 1e-4, fused=device != "cpu")
