@@ -13,7 +13,7 @@ from overt.measure.answers import (
     vqa_accuracy,
     wups,
 )
-from overt.measure.calibration import Reliability, equal_mass, equal_width, reliability
+from overt.measure.calibration import Reliability, brier, equal_mass, equal_width, reliability
 from overt.measure.ceilings import against_each, ceiling, left_out
 from overt.measure.cells import mass_cells, random_cells, top_cells, top_share
 from overt.measure.consistency import of_others, view_consistency
@@ -229,6 +229,7 @@ __all__ = [
     "blurred",
     "bootstrap",
     "bootstraps",
+    "brier",
     "by_group",
     "by_layer_and_head",
     "captions",

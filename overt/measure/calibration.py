@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from overt.measure.measured import Measured, defined, measured
+
 Edges = Callable[[Float[Tensor, " n"], int], Float[Tensor, " e"]]
 
 
@@ -45,6 +47,21 @@ class Reliability:
         """The largest gap of any bin that is not empty (eq. 5)."""
         filled = self.gap.abs()[self.count > 0]
         return float(filled.max()) if len(filled) else torch.nan
+
+
+@measured("Brier score", "score", higher_is_better=False, low=0.0, high=2.0)
+def brier(logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> Measured:
+    """How far probabilities are from the truth, squared: 0 is sure and right, 2 sure and wrong.
+
+    Brier, "Verification of forecasts expressed in terms of probability", Monthly Weather Review
+    1950. Its mean is least for a model that says how sure it is, which no share of right answers
+    rewards, and unlike the error of `reliability` it is a number of each sample. Not defined where
+    the label is negative.
+    """
+    there = labels >= 0
+    chances = logits.double().softmax(dim=-1)
+    right = chances.gather(-1, labels.clamp_min(0)[:, None])[:, 0]
+    return defined(chances.square().sum(dim=-1) - 2 * right + 1, there).clamp(0, 2)
 
 
 def equal_width(confidence: Float[Tensor, " n"], bins: int) -> Float[Tensor, " e"]:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from overt.measure import equal_mass, equal_width, reliability
+from overt.measure import brier, equal_mass, equal_width, reliability
 
 
 def answers(
@@ -131,3 +131,39 @@ def test_a_gpu_finds_the_same(edges, generator):
     )
     assert there.count.is_cuda and torch.equal(there.count.cpu(), here.count)
     assert there.ece == pytest.approx(here.ece) and there.mce == pytest.approx(here.mce)
+
+
+# The Brier score
+
+
+def test_the_brier_score_is_the_squared_distance_to_the_truth(generator):
+    logits, labels = answers(generator, 40)
+    for found, row, label in zip(
+        brier(logits, labels).tolist(), logits, labels.tolist(), strict=True
+    ):
+        chances = row.double().softmax(dim=-1).tolist()
+        slow = math.fsum((one - (at == label)) ** 2 for at, one in enumerate(chances))
+        assert found == pytest.approx(slow)
+
+
+def test_the_brier_score_agrees_with_sklearn(generator):
+    metrics = pytest.importorskip("sklearn.metrics")
+    logits, labels = answers(generator, 200)
+    two = logits[:, :2].double()
+    theirs = metrics.brier_score_loss((labels > 2).long(), two.softmax(dim=-1)[:, 1])
+    ours = brier(two, (labels > 2).long()).mean()
+    assert float(ours) / 2 == pytest.approx(theirs)  # theirs counts one of two classes
+
+
+def test_the_brier_score_of_the_sure_and_of_the_unlabelled():
+    logits = torch.tensor([[100.0, 0.0], [100.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    found = brier(logits, torch.tensor([0, 1, 1, -1]))
+    assert found[:3].tolist() == pytest.approx([0, 2, 0.5])
+    assert math.isnan(float(found[3]))
+
+
+def test_saying_how_sure_one_is_has_the_least_brier_score(generator):
+    right = (torch.rand(4000, generator=generator) < 0.7).long()
+    told = {p: brier(torch.tensor([[0.0, math.log(p / (1 - p))]]).expand(4000, 2), right).mean()
+            for p in (0.5, 0.6, 0.7, 0.8, 0.9)}  # fmt: skip
+    assert min(told, key=told.__getitem__) == 0.7

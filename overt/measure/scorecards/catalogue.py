@@ -19,6 +19,7 @@ from overt.data.human import pooled
 from overt.errors import BadInput
 from overt.measure.agreement import cc, js, kendall, kl, sim, spearman
 from overt.measure.answers import accuracy
+from overt.measure.calibration import brier
 from overt.measure.cells import first, mass_cells, ranked
 from overt.measure.drawing import seed_of
 from overt.measure.effects import gradient_agreement, leave_one_out_agreement
@@ -64,7 +65,12 @@ from overt.measure.sensitivity import infidelity, sensitivity_max, sensitivity_m
 from overt.measure.shape import effective_support, entropy, gini, head_redundancy, hoyer
 from overt.measure.transport import emd
 
-DEAREST = ("emd", "kendall", "leave_one_out_agreement")  # exact, and slow: asked by name
+DEAREST = (
+    "emd",
+    "kendall",
+    "leave_one_out_agreement",
+)  # exact, slow; both kinds by name
+LESSER = ("kl", "token_precision", "token_recall", "cut_out", "iou", "hoyer", "brier")
 _MOVED = "An unchanged answer says that these weights did not have to be, not that they did nothing"
 
 
@@ -107,7 +113,7 @@ def _is_usual(entry: Entry) -> bool:
         return False
     name, _, removal = entry.key.partition("@")
     if not removal:
-        return name not in ("kl", "token_precision", "token_recall", "cut_out", "iou", "hoyer")
+        return name not in LESSER
     if removal == MASK:
         return name not in ("deletion", "insertion", "flips", "flipping", "infidelity")
     return name in ("deletion_area", "insertion_area") and removal != "imputed"
@@ -120,15 +126,13 @@ def _entries() -> Iterator[Entry]:
     yield from _intervention()
     yield from _stability()
     yield from _shape()
-    yield Entry(
-        "accuracy",
-        accuracy.measure,
-        Question.TASK,
-        (Need.LABELS, Need.MODEL),
-        "Nothing of why: a model can be right for a wrong reason.",
-        _accuracy,
-        each_map=False,
-    )
+    answered: list[tuple[Declared[...], str]] = [
+        (accuracy, "Nothing of why: a model can be right for a wrong reason."),
+        (brier, "How well it knows what it does not know by itself: being right counts as well."),
+    ]
+    for function, cannot in answered:
+        needs, ask = (Need.LABELS, Need.MODEL), partial(_answered, function)
+        yield _entry(function, Question.TASK, needs, cannot, ask, each_map=False)
 
 
 # --- where people look
@@ -483,14 +487,14 @@ def _of_map(function: Declared[...], sight: Sight, name: str) -> Measured:
     return function(sight.map(name))
 
 
-def _accuracy(sight: Sight, name: str) -> Measured:
+def _answered(function: Declared[...], sight: Sight, name: str) -> Measured:
     if sight.batch.labels is None:
         raise Unasked("the data set has no right answers")
     logits = sight.output.prediction
     most = int(sight.batch.labels.max()) if len(sight) else 0
     if most >= logits.shape[-1]:
         raise Unasked(f"the model knows {logits.shape[-1]} classes, and the data set others")
-    return accuracy(logits, sight.batch.labels)
+    return function(logits, sight.batch.labels)
 
 
 def _entry(

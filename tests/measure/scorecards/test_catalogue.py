@@ -157,3 +157,6 @@ def test_accuracy_of_other_classes_is_not_asked() -> None:
     other = Sight(seen.model, replace(seen.batch, labels=labels))
     with pytest.raises(Unasked, match="knows 2 classes"):
         by_key()["accuracy"].ask(other, "model")
+    with pytest.raises(Unasked):
+        by_key()["brier"].ask(other, "model")
+    assert (by_key()["brier"].ask(seen, "model") >= 0).all() and "brier" not in usual()
