@@ -20,7 +20,7 @@ LOOKED = ("tau_removal_before", "tau_removal", "tau_removal_masks", "tau_gradien
 TRUTH = ("mass_inside_before", "mass_inside", "pointing_before", "pointing", "val_pointing")
 COST = ("parameters", "seconds")
 SWEPT = ("cider_d", "val_cider_d", *MASKS, *TRUTH, *LOOKED)
-EPOCHS = {"a2-coco": 20, "a2-scenes": 3, "a2-flickr8k": 3}  # of the critic; the paper states none
+EPOCHS = {"a2-coco": 20, "a2-scenes": 6, "a2-flickr8k": 6}  # of the critic; the paper states none
 FIRST = "a2-3"
 
 
