@@ -22,6 +22,8 @@ from overt.measure.statistics import Interval
 
 HERE = Path(__file__).parent
 KEPT = ("accuracy", "pointing", "mass_inside", "rank_correlation")  # what is compared item by item
+PRETRAINED = "minilm-"
+SIDED = "easyvqa-question-adversarial"
 SAME = 0.005  # half a point
 BEST = {
     "ssa-1": 0.8491,
@@ -75,8 +77,9 @@ class Kept:
         seeds = both if among is None else [seed for seed in both if seed in among]
         if len(seeds) < 2 or f"{one}/seed-{seeds[0]}/{name}" not in self.samples:
             return None
-        ours, theirs = self.each(one, name, seeds), self.each(other, name, seeds)
-        return two_level(ours - theirs), len(seeds)
+        apart = self.each(one, name, seeds) - self.each(other, name, seeds)
+        there = ~apart.isnan().any(dim=0)  # a question whose answer is no class has no accuracy
+        return two_level(apart[:, there]), len(seeds)
 
     def means(self, row: str, name: str) -> list[float]:
         """What each run of a row reported of a measure."""
@@ -144,22 +147,42 @@ def accuracy_table(kept: Kept) -> None:
     none = kept.means("none", "accuracy")
     strong = "yes" if none and np.mean(none) >= BEST[kept.name] else "NO"
     print(f"baseline {spread(none)}, at least the paper's best {BEST[kept.name]}: {strong}")
-    means = {}
-    for loss in ("coral", "mse", "mmd", "adversarial"):
-        gain, beyond = kept.minus(loss, "none"), kept.minus(loss, PLACEBO[loss])
-        means[loss] = kept.means(loss, "accuracy")
-        print(f"  {loss}: {spread(means[loss])}")
-        print(f"    over none: {said(gain)}")
-        print(f"    over {PLACEBO[loss]}: {said(beyond)}")
-        print(f"    helps: {helps(gain, beyond)}")
-    for row in sorted({label for label, _ in kept.results} - {"none", *means}):
-        found = kept.minus(row, "none")
-        print(f"  {row}: {spread(kept.means(row, 'accuracy'))}, over none {numbers(found)}")
+    means = gains(kept, "")
+    if kept.seeds("uniform-mse"):
+        for row in ("uniform-mse", "random-mse"):
+            print(f"  any map does, {row} over none: {said(kept.minus(row, 'none'))}")
+        broad = kept.minus("uniform-mse", "shuffled-mse")
+        print(f"  broad is what helps, uniform-mse over shuffled-mse: {said(broad)}")
+    if kept.seeds(f"{PRETRAINED}none"):
+        print(f"  {PRETRAINED}none: {spread(kept.means(f'{PRETRAINED}none', 'accuracy'))}")
+        gains(kept, PRETRAINED)
     order = {"none": float(np.mean(none)), **{k: float(np.mean(v)) for k, v in means.items() if v}}
     if len(order) == 5:
         print(
             f"  rank correlation with the paper's five rows: {ranks(order, PAPER[kept.name]):+.2f}"
         )
+
+
+def gains(kept: Kept, before: str) -> dict[str, list[float]]:
+    """What each loss gains over none and over its placebo; then all other rows of a network."""
+    means = {}
+    for loss in ("coral", "mse", "mmd", "adversarial"):
+        row, placebo = before + loss, before + PLACEBO[loss]
+        gain, beyond = kept.minus(row, f"{before}none"), kept.minus(row, placebo)
+        means[loss] = kept.means(row, "accuracy")
+        print(f"  {row}: {spread(means[loss])}")
+        print(f"    over none: {said(gain)}")
+        print(f"    over {placebo}: {said(beyond)}")
+        print(f"    helps: {helps(gain, beyond)}")
+    if kept.seeds(before + OWN):
+        adds = kept.minus(f"{before}mse", before + OWN)
+        print(f"  the search adds something, {before}mse over {before}{OWN}: {said(adds)}")
+    own = {label for label, _ in kept.results if label.startswith(PRETRAINED) is bool(before)}
+    for row in sorted(own - {f"{before}none", *(before + loss for loss in means)}):
+        accuracy, looks = (spread(kept.means(row, name)) for name in ("accuracy", "entropy"))
+        found = numbers(kept.minus(row, f"{before}none"))
+        print(f"  {row}: {accuracy}, entropy {looks}, over none {found}")
+    return means
 
 
 def ranks(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float:
@@ -236,15 +259,35 @@ def people(kept: Kept) -> None:
 
 
 def asked(kept: Kept) -> None:
-    """easy-VQA: accuracy with the image, the question or both taught by the adversary."""
-    print(f"  none: {spread(kept.means('easyvqa-none', 'accuracy'))}")
-    for side in ("image", "question", "both"):
-        row, placebo = f"easyvqa-{side}-adversarial", f"easyvqa-{side}-shuffled-adversarial"
-        print(f"  {side}: {spread(kept.means(row, 'accuracy'))}")
-        print(f"    over none: {said(kept.minus(row, 'easyvqa-none'))}")
-        if kept.seeds(placebo):
-            print(f"    its placebo: {spread(kept.means(placebo, 'accuracy'))}")
-            print(f"    over its placebo: {said(kept.minus(row, placebo))}")
+    """easy-VQA and DAQUAR: accuracy with image, question or both taught by the adversary."""
+    for name in ("easyvqa", "daquar"):
+        if not kept.seeds(f"{name}-none"):
+            continue
+        print(f"  {name}, none: {spread(kept.means(f'{name}-none', 'accuracy'))}")
+        for side in ("image", "question", "both"):
+            row, placebo = f"{name}-{side}-adversarial", f"{name}-{side}-shuffled-adversarial"
+            print(f"  {name}, {side}: {spread(kept.means(row, 'accuracy'))}")
+            print(f"    over none: {said(kept.minus(row, f'{name}-none'))}")
+            if kept.seeds(placebo):
+                print(f"    its placebo: {spread(kept.means(placebo, 'accuracy'))}")
+                print(f"    over its placebo: {said(kept.minus(row, placebo))}")
+
+
+def two_words(folders: Sequence[str]) -> None:
+    """Figure 6: how sure a network is of the truth from all words, and from its best two."""
+    for folder in folders:
+        kept = read(HERE / folder)
+        for row in sorted({label for label, _ in kept.results}):
+            whole, two = (kept.means(row, f"{name}_score") for name in ("whole_text", "two_words"))
+            if whole and row.removeprefix(PRETRAINED) in ("mse", "yelp-mse", SIDED):
+                print(f"  {folder} {row}: all {spread(whole)}, two {spread(two)}")
+
+
+def masks(kept: Kept) -> None:
+    """Figure 7: the score that a search reaches, for how many questions, and accuracy after it."""
+    for row in sorted({label for label, _ in kept.results}):
+        names = ("base_score", "best_score", "probes", "search_seconds", "accuracy")
+        print(f"  {row}: " + ", ".join(f"{n} {spread(kept.means(row, n))}" for n in names))
 
 
 def main() -> None:
@@ -263,12 +306,15 @@ def main() -> None:
         ("ssa-scenes-small", scenes),
         ("ssa-3", people),
         ("ssa-4", asked),
+        ("ssa-masks", masks),
     ):
         if (HERE / name / "samples.npz").is_file():
             print(f"\n{name}")
             rule(read(HERE / name))
         else:
             print(f"\n{name}: nothing is kept")
+    print("\nonly two words")
+    two_words(("ssa-1", "ssa-3", "ssa-4"))
 
 
 if __name__ == "__main__":
