@@ -17,14 +17,16 @@ from overt.data.batch import Batch
 from overt.data.scenes.claims import Claim
 from overt.data.scenes.constructions import Construction, Linked, Piece, express
 from overt.data.scenes.language import vocabulary
-from overt.data.scenes.proposals import COUNT, Proposals, propose
+from overt.data.scenes.proposals import COUNT, Proposals
 from overt.data.scenes.questions import Description
-from overt.data.scenes.render import check_size, render
+from overt.data.scenes.render import check_size
 from overt.data.scenes.views import (
     PROBES,
     Kept,
     check,
+    drawn,
     fingerprint,
+    framed,
     grounding,
     link,
     pictures,
@@ -32,9 +34,9 @@ from overt.data.scenes.views import (
     rows,
 )
 from overt.data.scenes.world import Dice, Scene, key, scene
-from overt.data.vocabulary import ABSENT, BEGIN, END, pad, tokenize
+from overt.data.vocabulary import tokenize
 from overt.errors import BadInput
-from overt.geometry import PixelGeometry, TextGeometry
+from overt.geometry import PixelGeometry
 
 STREAM = 10  # the purpose of captions in `world.key`
 REGIONS = 11  # and that of the proposals beside them
@@ -170,11 +172,7 @@ class CaptionScenes:
         chosen = rows(indices, self.count)
         items = [self._item(index) for index in chosen]
         said = [(n, item.captions[row]) for n, item in enumerate(items) for row in range(self.each)]
-        spans = [[ABSENT, *caption.spans, ABSENT] for _, caption in said]
-        encode = self.vocabulary.encode
-        ids = [[BEGIN, *encode(caption.words), END] for _, caption in said]
-        tokens, mask, ranges = pad(ids, spans)
-        text = TextGeometry(tuple(caption.text for _, caption in said), ranges)
+        tokens, mask, text = framed([caption for _, caption in said], self.vocabulary.encode)
         boxes = torch.from_numpy(np.stack([items[n].proposals.boxes for n, _ in said]))
         linked = [item.linked[row] for item in items for row in range(self.each)]
         return Batch(
@@ -198,9 +196,7 @@ class CaptionScenes:
 
     def _make(self, index: int) -> Captioned:
         shown = self.scene(index)
-        drawn = render(shown, self.size)
-        rng = key(self.split, self.seed, index, REGIONS)
-        found = propose(drawn.boxes, self.size, rng, self.regions)
+        picture, found = drawn(shown, self.size, self.regions, REGIONS)
         said = captions(shown)
         linked = (link(c.links(1), len(c.words) + 2, found.overlap) for c in said)
-        return Captioned(drawn.image, said, found, tuple(linked))
+        return Captioned(picture.image, said, found, tuple(linked))

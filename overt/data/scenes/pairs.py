@@ -18,13 +18,14 @@ from overt.data.batch import Batch
 from overt.data.scenes.captions import Caption, caption, compose
 from overt.data.scenes.constructions import Construction, listing
 from overt.data.scenes.language import vocabulary
-from overt.data.scenes.proposals import COUNT, Proposals, propose
+from overt.data.scenes.proposals import COUNT, Proposals
 from overt.data.scenes.relations import relation, side_by_side
-from overt.data.scenes.render import check_size, render
+from overt.data.scenes.render import check_size
 from overt.data.scenes.views import (
     PROBES,
     Kept,
     check,
+    drawn,
     even,
     fingerprint,
     grounding,
@@ -194,13 +195,11 @@ class CaptionPairScenes:
 
     def _make(self, index: int) -> Described:
         pair = caption_pair(self.split, self.seed, index)
-        drawn = render(pair.scene, self.size)
-        rng = key(self.split, self.seed, index, PAIR_REGIONS)
-        found = propose(drawn.boxes, self.size, rng, self.regions)
+        picture, found = drawn(pair.scene, self.size, self.regions, PAIR_REGIONS)
         text, tokens, spans, skip = side_by_side(self.vocabulary, pair.first.text, pair.second.text)
         marks = pair.first.links(1) if pair.describes is not Describes.SECOND else []
         if pair.describes is not Describes.FIRST:
             marks += pair.second.links(skip)
         return Described(
-            pair, drawn.image, found, text, tokens, spans, link(marks, len(tokens), found.overlap)
+            pair, picture.image, found, text, tokens, spans, link(marks, len(tokens), found.overlap)
         )

@@ -18,14 +18,16 @@ from overt.data.scenes.captions import Phrase, compose
 from overt.data.scenes.claims import step
 from overt.data.scenes.constructions import Linked, Piece
 from overt.data.scenes.language import DIRECTIONS, descriptions, say, singling, vocabulary
-from overt.data.scenes.proposals import COUNT, Keep, Proposals, every, propose
+from overt.data.scenes.proposals import COUNT, Keep, Proposals, every
 from overt.data.scenes.questions import Description, fitting_things
-from overt.data.scenes.render import check_size, render
+from overt.data.scenes.render import check_size
 from overt.data.scenes.views import (
     PROBES,
     Kept,
     check,
+    drawn,
     fingerprint,
+    framed,
     grounding,
     link,
     pictures,
@@ -33,9 +35,8 @@ from overt.data.scenes.views import (
     rows,
 )
 from overt.data.scenes.world import Dice, Scene, Thing, key, scene
-from overt.data.vocabulary import ABSENT, BEGIN, END, pad
 from overt.errors import BadInput
-from overt.geometry import PixelGeometry, TextGeometry
+from overt.geometry import PixelGeometry
 
 STREAM, REGIONS = 18, 19  # purposes in `world.key`
 CLEAR = 0.08  # how far on its side lies what is meant by its place, and all else on the other
@@ -200,12 +201,7 @@ class ReferringScenes:
         chosen = rows(indices, self.count)
         items = [self._item(index) for index in chosen]
         said = [(n, e) for n, item in enumerate(items) for e in item.expressions]
-        encode = self.vocabulary.encode
-        tokens, mask, ranges = pad(
-            [[BEGIN, *encode(e.words), END] for _, e in said],
-            [[ABSENT, *e.spans, ABSENT] for _, e in said],
-        )
-        text = TextGeometry(tuple(e.text for _, e in said), ranges)
+        tokens, mask, text = framed([e for _, e in said], self.vocabulary.encode)
         boxes = torch.from_numpy(np.stack([items[n].proposals.boxes for n, _ in said]))
         kept = [self.keep(item.proposals) for item in items]
         linked = [one & kept[n] for n, item in enumerate(items) for one in item.linked]
@@ -228,9 +224,7 @@ class ReferringScenes:
 
     def _make(self, index: int) -> Referred:
         shown = self.scene(index)
-        drawn = render(shown, self.size)
-        rng = key(self.split, self.seed, index, REGIONS)
-        found = propose(drawn.boxes, self.size, rng, self.regions)
+        picture, found = drawn(shown, self.size, self.regions, REGIONS)
         said = expressions(shown)[: self.each]
         linked = (
             link(
@@ -240,4 +234,4 @@ class ReferringScenes:
             )
             for e in said
         )
-        return Referred(drawn.image, said, found, tuple(linked))
+        return Referred(picture.image, said, found, tuple(linked))

@@ -1,18 +1,21 @@
-"""What the views of the world share: even classes, kept items and grounded phrases."""
+"""What the views of the world share: even classes, kept items, texts and grounded phrases."""
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.attention import AttentionMap, Kind, regions, words
 from overt.data.batch import Batch
-from overt.data.scenes.world import key
+from overt.data.scenes.proposals import Proposals, propose
+from overt.data.scenes.render import Rendered, render
+from overt.data.scenes.world import Scene, key
+from overt.data.vocabulary import ABSENT, BEGIN, END, pad
 from overt.errors import BadInput
 from overt.geometry import RegionGeometry, TextGeometry
 
@@ -87,6 +90,36 @@ def fingerprint(batch: Batch, *settings: object) -> str:
             whole.update(value.numpy().tobytes())
     whole.update(repr((batch.ids, batch.references, batch.groups)).encode())
     return whole.hexdigest()
+
+
+@runtime_checkable
+class Words(Protocol):
+    """What was said of a scene: a text, and its words with the characters of each."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def words(self) -> tuple[str, ...]: ...
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]: ...
+
+
+def framed(
+    said: Sequence[Words], encode: Callable[[Sequence[str]], list[int]]
+) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"], TextGeometry]:
+    """Texts as tokens between those that begin and end one, which ones there are, and where."""
+    tokens, mask, ranges = pad(
+        [[BEGIN, *encode(one.words), END] for one in said],
+        [[ABSENT, *one.spans, ABSENT] for one in said],
+    )
+    return tokens, mask, TextGeometry(tuple(one.text for one in said), ranges)
+
+
+def drawn(shown: Scene, size: int, regions: int, stream: int) -> tuple[Rendered, Proposals]:
+    """A scene at this size, and proposals of regions, which are drawn from a stream of its own."""
+    picture = render(shown, size)
+    dice = key(shown.split, shown.seed, shown.index, stream)
+    return picture, propose(picture.boxes, size, dice, regions)
 
 
 def pictures(images: Sequence[NDArray[np.uint8]]) -> Tensor:

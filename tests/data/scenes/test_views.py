@@ -1,5 +1,6 @@
 import pickle
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import torch
 from overt.data.batch import Batch
 from overt.data.scenes.views import (
     Kept,
+    drawn,
     even,
     fingerprint,
+    framed,
     grounding,
     link,
     part_of,
@@ -17,6 +20,8 @@ from overt.data.scenes.views import (
     room_for,
     rows,
 )
+from overt.data.scenes.world import scene
+from overt.data.vocabulary import BEGIN, END
 from overt.errors import BadInput
 from overt.geometry import TextGeometry
 
@@ -108,3 +113,19 @@ def test_a_fingerprint_sees_settings_and_contents():
     others = [fingerprint(batch, 2), fingerprint(Batch(("a",), labels=torch.tensor([2])), 1)]
     others += [fingerprint(Batch(("b",), labels=torch.tensor([1])), 1)]
     assert len({fingerprint(batch, 1), *others}) == 4
+
+
+def test_texts_stand_between_their_ends_with_their_characters() -> None:
+    said = [SimpleNamespace(text="a ring", words=("a", "ring"), spans=((0, 1), (2, 6))),
+            SimpleNamespace(text="a", words=("a",), spans=((0, 1),))]  # fmt: skip
+    tokens, mask, text = framed(said, lambda words: [len(word) + 10 for word in words])
+    assert tokens.tolist() == [[BEGIN, 11, 14, END], [BEGIN, 11, END, 0]]
+    assert mask.tolist() == [[True] * 4, [True] * 3 + [False]]
+    assert text.texts == ("a ring", "a") and text.spans[0, 2].tolist() == [2, 6]
+
+
+def test_a_scene_has_the_same_proposals_whoever_asks() -> None:
+    shown = scene("train", 3, 5)
+    (picture, found), (again, same) = (drawn(shown, 64, 8, 11) for _ in range(2))
+    assert (picture.image == again.image).all() and (found.boxes == same.boxes).all()
+    assert (found.boxes != drawn(shown, 64, 8, 12)[1].boxes).any()  # a stream of its own
