@@ -90,7 +90,7 @@ class Memory:
     def select(self, rows: Int[Tensor, " n"]) -> "Memory":
         """The images named, in their order; one may be named several times, a caption each."""
         present = None if self.present is None else self.present[rows]
-        return Memory(self.states[rows], present, self.layout.select(rows))
+        return Memory(self.states.index_select(0, rows), present, self.layout.select(rows))
 
     def without(self, mask: Mapping[str, Tensor] | None) -> "Memory":
         """The memory without what a mask by span name removes: 1 keeps a region, 0 hides it."""

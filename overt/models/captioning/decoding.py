@@ -253,8 +253,8 @@ class _Allowed:
             forbidden = torch.zeros(2, size, dtype=torch.bool, device=logits.device)
             for token in self.rules.never:
                 if token < size and token != end:
-                    forbidden[:, token] = True
-            forbidden[1, end] = True
+                    forbidden[:, token].fill_(True)  # an assignment would be a copy to the card
+            forbidden[1, end].fill_(True)
             self.forbidden = forbidden
         early = written + 1 < self.rules.shortest
         return logits.float().masked_fill(self.forbidden[int(early)], -torch.inf).log_softmax(-1)

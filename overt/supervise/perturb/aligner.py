@@ -101,7 +101,7 @@ def mean_square(masks: Sequence[tuple[Weights, Bool[Tensor, "b h q k"]]]) -> Los
     The mean does not depend on how many regions there are; lambda is then on another scale than the
     paper's: watch the mean of the masks.
     """
-    total = sum((((1 - m.float()) ** 2).where(seen, 0).sum() for m, seen in masks), torch.zeros(()))
+    total = torch.stack([((1 - m.float()) ** 2).where(seen, 0).sum() for m, seen in masks]).sum()
     return Loss(total, torch.stack([seen.sum() for _, seen in masks]).sum())
 
 

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from overt.supervise.perturb import CAPTIONER, MASKS
 from overt.train import Reporter
 from overt.train.recording import sealed
 from tests.recipes import tiny
-from tests.recipes.a2.small import SETS
+from tests.recipes.a2.small import SETS, without_numbers
 
 RULES = Rules(longest=8)
 
@@ -111,7 +110,7 @@ def test_no_step_waits_for_the_device(
     parts: Parts, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step is recorded on a card: on tensors without numbers, every look at one would raise."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta
+    without_numbers(monkeypatch)
     recipe = made(*a2.rows()[label])
     model = net(recipe, parts).to("meta")
     sets = parameter_sets(model, recipe, 12)

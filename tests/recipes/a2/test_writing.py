@@ -1,7 +1,6 @@
 """Captions that are written from a recording are those that are written without one."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from overt.recipes.a2.data import Parts, scenes
 from overt.recipes.a2.networks import network
 from overt.recipes.a2.recipe import Baseline, Critic
 from overt.recipes.a2.writing import Recorded, drawing, usual
-from tests.recipes.a2.small import SETS
+from tests.recipes.a2.small import SETS, without_numbers
 
 RULES = Rules(longest=6)
 
@@ -115,7 +114,7 @@ def test_no_token_waits_for_the_device(
     parts: Parts, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On tensors without numbers, every look at one would raise."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta
+    without_numbers(monkeypatch)
     monkeypatch.setattr(decoding, "_over", lambda *_: False)
     model = net(parts, label).to("meta")
     with torch.no_grad():
