@@ -269,21 +269,40 @@ def gather(
     """The kept cells of each sample in the order in which they stand, and nothing of the others.
 
     `count` is the number kept in every sample, where that is known: then nothing is asked of the
-    device. Else samples may keep unequally many.
+    device. Else samples may keep unequally many; a card is then given samples that are filled up,
+    because it takes longer to tell it where each cell goes than to work on some too many.
     """
-    b, k, _ = cells.shape
+    if count is None and not cells.is_cpu:
+        return filled_up(cells, kept)
     if count is None:
         counts = tuple(kept.sum(dim=-1).tolist())
         if len(set(counts)) != 1 or not counts[0]:
             rows = kept.flatten().nonzero()[:, 0]
             return Ragged(cells.flatten(0, 1).index_select(0, rows), counts)
         count = counts[0]
-    if count == k:
-        return Kept(cells)
+    return Kept(cells if count == cells.shape[1] else _first(cells, kept, count))
+
+
+def filled_up(cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"]) -> Kept:
+    """The kept cells side by side, each sample filled up to the fullest with cells that count 0.
+
+    The device is asked one number, how many cells the fullest sample has.
+    """
+    many = kept.sum(dim=-1, keepdim=True)
+    most = max(1, int(many.max())) if len(kept) else 1
+    there = torch.arange(most, device=kept.device) < many
+    return Kept(_first(cells, kept, most), there.to(cells.dtype))
+
+
+def _first(
+    cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"], count: int
+) -> Float[Tensor, "b m d"]:
+    """So many cells of each sample: the kept ones in their order, then others."""
     order = kept.logical_not().byte().argsort(dim=-1, stable=True)[:, :count]
+    b, k = kept.shape
     rows = (order + k * torch.arange(b, device=order.device)[:, None]).flatten()
     # by rows of one table: several times quicker than torch.gather, which goes number by number
-    return Kept(cells.flatten(0, 1).index_select(0, rows).unflatten(0, (b, count)))
+    return cells.flatten(0, 1).index_select(0, rows).unflatten(0, (b, count))
 
 
 def masked(

@@ -18,6 +18,7 @@ from overt.models.hard.aggregate import (
 )
 from overt.models.hard.selection import (
     Kept,
+    filled_up,
     gather,
     keep_above_uniform,
     keep_all,
@@ -145,6 +146,7 @@ def test_han_10_masked_packed_and_filled_up_agree(
     gathered = module(gather(cells, ragged), question)
     torch.testing.assert_close(masked, expected)
     torch.testing.assert_close(gathered, expected)
+    torch.testing.assert_close(module(filled_up(cells, ragged), question), expected)
 
 
 @pytest.mark.parametrize("spare", [-1.0, 1e9], ids=["packed", "filled up"])
@@ -161,16 +163,18 @@ def test_gradients_agree_and_reach_kept_cells_only(
         return torch.autograd.grad((value * up).sum(), wanted, allow_unused=True)
 
     expected = gradients(slowly(name, module, cells, ragged, question))
-    found = gradients(module(gather(cells, ragged), question))
-    for one, two in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, two)
-    assert (found[0][~ragged] == 0).all()
+    for way in (gather, filled_up):
+        found = gradients(module(way(cells, ragged), question))
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, two)
+        assert (found[0][~ragged] == 0).all()
 
 
+@pytest.mark.parametrize("way", [gather, filled_up], ids=["gather", "filled_up"])
 @pytest.mark.parametrize("name", MAKE)
-def test_no_cells_at_all_are_finite_forward_and_backward(cells, question, name):
+def test_no_cells_at_all_are_finite_forward_and_backward(cells, question, name, way):
     module, cells = made(name), cells.requires_grad_()
-    found = module(gather(cells, torch.zeros(5, 9, dtype=torch.bool)), question)
+    found = module(way(cells, torch.zeros(5, 9, dtype=torch.bool)), question)
     assert (found == 0).all()
     found.sum().backward()
     assert cells.grad is not None

@@ -14,6 +14,7 @@ from overt.models.hard.selection import (
     climb,
     drawn,
     ebb,
+    filled_up,
     gather,
     keep_above_uniform,
     keep_all,
@@ -323,6 +324,17 @@ def test_unequal_numbers_are_filled_up_with_zeros():
     assert values.shape == (4, 3, 2)
     assert values[found.present].equal(packed)
     assert (values[~found.present] == 0).all()
+
+
+def test_filled_up_holds_what_is_gathered_and_counts_the_rest_as_nothing(cells):
+    kept = keep_above_uniform(presence(cells))
+    found, plain = filled_up(cells, kept), gather(cells, kept)
+    assert isinstance(plain, Ragged) and found.weights is not None
+    assert found.values.shape[1] == max(plain.counts)
+    assert torch.equal(found.weights.sum(dim=1), kept.sum(dim=1).to(found.weights))
+    assert torch.equal(found.values[found.weights == 1], plain.packed)
+    none = filled_up(cells[:0], kept[:0])
+    assert none.values.shape == (0, 1, cells.shape[2])
 
 
 def test_a_sample_without_cells_gathers_nothing(cells):
