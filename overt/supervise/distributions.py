@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap
@@ -40,7 +40,7 @@ def coral(attention: AttentionMap, target: AttentionMap) -> Loss:
     no covariance and cost nothing.
     """
     rows = _rows(attention, target)
-    return _loss(_covariance_gap(rows) / (4 * max(rows.keys, 1) ** 2), rows.count > 1)
+    return _loss(_covariance_gap(rows) / (4 * rows.keys.clamp_min(1).square()), rows.count > 1)
 
 
 def coral_as_printed(attention: AttentionMap, target: AttentionMap) -> Loss:
@@ -134,7 +134,7 @@ class _Rows:
     attention: Float[Tensor, "l h n k"]
     target: Float[Tensor, "l h n k"]
     there: Bool[Tensor, "l h n"]
-    keys: int
+    keys: Int[Tensor, ""]
 
     @property
     def count(self) -> Tensor:
@@ -148,7 +148,7 @@ def _rows(attention: AttentionMap, target: AttentionMap) -> _Rows:
         rearrange(torch.where(visible, precise(one.weights), 0), "b l h q k -> l h (b q) k")
         for one in (attention, target)
     ]
-    keys = int(visible.flatten(0, 3).any(dim=0).sum())
+    keys = visible.flatten(0, 3).any(dim=0).sum()
     return _Rows(heaps[0], heaps[1], rearrange(there, "b l h q -> l h (b q)"), keys)
 
 

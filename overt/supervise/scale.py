@@ -61,6 +61,11 @@ class Scale(nn.Module):
             self._frozen = found
         return found
 
+    @property
+    def frozen(self) -> bool:
+        """Whether the ratio has been measured: from then on nothing is read from the device."""
+        return self._frozen is not None
+
     def noted(self, name: str = "scale") -> dict[str, Loss]:
         """The weight as a loss that pulls nowhere, so that the log of a run holds it."""
         one = torch.ones((), device=self.sums.device, dtype=self.sums.dtype)

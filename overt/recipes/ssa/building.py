@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ def build(recipe: SsaRecipe, context: Context) -> Experiment:
             opened, make = scenes(data, model, context)
         case _:
             raise BadInput(f"{recipe.name} has no network of the kind that its data needs")
+    if recipe.train.graph and isinstance(opened.train, Held):  # so that batches have one form
+        opened = replace(opened, train=opened.train.uncut())
     first = make()
     second = copy.deepcopy(first) if recipe.taught else first
     names = SPANS[recipe.supervise.over] if isinstance(recipe.model, AskModel) else _only(recipe)
@@ -127,7 +129,7 @@ def more_of(recipe: SsaRecipe) -> More:
         if not isinstance(plan, TextModel) or not plan.penalty:
             return {}
         each = output.extras["redundancy"]
-        count = torch.tensor(float(len(batch)), device=each.device)
+        count = torch.full((), float(len(batch)), device=each.device)
         return {"redundancy": plan.penalty * supervise.Loss(each.sum(), count)}
 
     return spread
@@ -246,8 +248,8 @@ def questions(data: Questions, model: AskModel, context: Context) -> Made:
             for split in SPLITS
         ]
         # an answer that is no class has a label that only `answers` make harmless: not held
-        held = cache is None and data.answers is None
-        return _asked(rooms, model, cache, Held.of(rooms[0], device_of(context)) if held else None)
+        every = cache is None and data.answers is None
+        return _asked(rooms, model, cache, Held.of(rooms[0], device_of(context)) if every else None)
     from overt.data.hat import VqaHat
     from overt.data.vqa import vqa1
 

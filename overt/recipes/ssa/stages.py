@@ -22,12 +22,14 @@ from overt.recipes.ssa.ground import Ground
 from overt.recipes.ssa.recipe import Search, SsaRecipe, Start, Target
 from overt.recipes.ssa.teaching import (
     GAMMA,
+    Aimed,
     Lesson,
     More,
     by_gradient,
     everything,
     gathered,
     labels_of,
+    measuring,
     placebo_of,
     portions,
     rivals_of,
@@ -146,8 +148,9 @@ class Stages:
         stage: str,
         resume: bool,
         reporter: Reporter,
+        data: Source | None = None,
     ) -> Fitted:
-        """One training; validation looks at the network inside."""
+        """One training, on `data` or on what there is; validation looks at the network inside."""
 
         def validate(trained: nn.Module) -> dict[str, float]:
             inner = trained.model if isinstance(trained, Taught) else trained
@@ -156,7 +159,7 @@ class Stages:
 
         return fit(
             net,
-            self.parts.train,
+            self.parts.train if data is None else data,
             step,
             sets,
             limits(self.recipe.train),
@@ -166,6 +169,7 @@ class Stages:
             device=self.context.device,
             monitor=Monitor(validate, "accuracy"),
             attention=watching(self.recipe.train),
+            before=partial(measuring, net),
             resume=resume,
             reporter=reporter,
         )
@@ -238,14 +242,26 @@ class Stages:
         example = parts.train.batch(range(min(2, len(parts.train)))).to(self.device)
         net = taught(second, plan, parts.names, example, longest)
         sets = {"model": adamw(second, self.recipe.train), **rivals_of(net, plan)}
+        data, targets = self.aimed(targets)
         lesson = Lesson(plan, targets, parts.more)
-        fitted = self.fit(net, lesson, sets, "train", resume, reporter)
+        fitted = self.fit(net, lesson, sets, "train", resume, reporter, data)
         self.gammas = {
             name.removeprefix(GAMMA): float(cast(Any, one).weight)
             for name, one in net.teachers.items()
             if name.startswith(GAMMA)
         }
         return fitted
+
+    def aimed(self, targets: dict[str, Targets | None]) -> tuple[Source, dict[str, Targets | None]]:
+        """The data to train on, and what is left to ask for: steps to be recorded ask nothing.
+
+        A batch has room for the targets of one span; two cannot be recorded.
+        """
+        data = self.parts.train
+        if not self.recipe.train.graph or len(targets) > 1:
+            return data, targets
+        ((name, source),) = targets.items()
+        return data if source is None else Aimed(data, source), {name: None}
 
     def targets(self) -> tuple[dict[str, Targets | None], int]:
         """The source of every span, and the number of words of the longest text."""

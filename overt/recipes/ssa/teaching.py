@@ -65,6 +65,40 @@ def gathered(parts: Iterable[Part], device: torch.device) -> Targets:
     return give
 
 
+@dataclass(frozen=True, eq=False)
+class Aimed:
+    """A data set whose batches bring their targets along, so that a step need not read their ids.
+
+    A recorded step cannot: it is done again without Python. What the data set itself says of where
+    to look gives way.
+    """
+
+    data: Source
+    targets: Targets
+
+    @property
+    def name(self) -> str:
+        """That of the data set."""
+        return self.data.name
+
+    @property
+    def split(self) -> str:
+        """That of the data set."""
+        return str(self.data.split)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The items at these places, with the maps that are their targets."""
+        found = self.data.batch(indices)
+        return replace(found, target=self.targets(found.ids))
+
+    def digest(self) -> str:
+        """The hash of the data set; targets are no part of it."""
+        return self.data.digest()
+
+
 def portions(targets: Targets, ids: Sequence[str]) -> Iterator[Part]:
     """What a source says of these samples, some at a time."""
     for start in range(0, len(ids), PORTION):
@@ -263,6 +297,15 @@ def taught(
                     count, sizes[0], hidden=128, dropout=0.2, values=sizes[1]
                 )
     return Taught(model, **teachers)
+
+
+def measuring(net: nn.Module, progress: Progress) -> int | None:
+    """What tells steps apart that may not be recorded: each by itself until scales are found.
+
+    A scale is read from the device while it is measured; after that it is a number.
+    """
+    scales = [one for one in net.modules() if isinstance(one, Scale)]
+    return None if all(one.frozen for one in scales) else progress.step
 
 
 def rivals_of(net: Taught, plan: Plan) -> dict[str, ParameterSet]:

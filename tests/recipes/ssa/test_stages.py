@@ -112,3 +112,35 @@ def test_the_second_network_may_begin_with_the_first(
         for name in ("baseline", "model")
     )
     assert all((first[name] == one).all() for name, one in second.items())
+
+
+@pytest.mark.parametrize("loss", ["mse", "adversarial"])
+def test_what_prepares_recording_changes_nothing(
+    run: Callable[..., Any], tmp_path: Path, loss: str
+) -> None:
+    """Targets come with the batch and texts have one width; off a card nothing is recorded."""
+    for name, graph in (("plain", "false"), ("graph", "true")):
+        run(tmp_path / name, f"train.graph={graph}", f"supervise.loss={loss}", "model.dropout=0")
+    plain, graph = (
+        files.read_tensors(tmp_path / name / "model/model.safetensors")
+        for name in ("plain", "graph")
+    )
+    for name, one in plain.items():
+        assert (graph[name] - one).abs().max() < 1e-4, name
+
+
+def test_only_steps_with_one_target_are_prepared_for_recording(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    true = ssa_stages.Stages.aimed
+
+    def aimed(self: Any, targets: Any) -> Any:
+        found = true(self, targets)
+        seen.append((type(found[0]).__name__, list(found[1].values())))
+        return found
+
+    monkeypatch.setattr(ssa_stages.Stages, "aimed", aimed)
+    run(tmp_path / "a", "train.graph=true")
+    run(tmp_path / "b")
+    assert seen[0] == ("Aimed", [None]) and seen[1][0] == "Held" and seen[1][1] != [None]

@@ -9,6 +9,7 @@ import torch
 from overt import models, supervise
 from overt.attention import AttentionMap, grid, words
 from overt.data.batch import Batch
+from overt.data.source import Source
 from overt.errors import BadInput
 from overt.recipes.ssa import teaching as ssa_teaching
 from overt.recipes.ssa.recipe import Counts, Distance, Sees, Supervise, Target
@@ -24,6 +25,8 @@ from overt.recipes.ssa.teaching import (
 )
 from overt.supervise.targets import fitted
 from overt.train.loop import Progress
+from overt.train.recording import sealed
+from tests.recipes.han.test_building import Waits
 
 CPU = torch.device("cpu")
 IDS = tuple(f"s{n}" for n in range(6))
@@ -201,3 +204,51 @@ def test_several_right_answers_count_as_much_as_each_is_right() -> None:
     output = network()(batch)
     found, wanted = ssa_teaching.task(output, batch), ssa_teaching.task(output, pictures())
     torch.testing.assert_close(found.mean(), wanted.mean())
+
+
+# --- steps to be recorded
+
+
+def test_data_with_targets_are_the_data_with_other_targets() -> None:
+    aimed = ssa_teaching.Aimed(Toy(), maps)
+    assert isinstance(aimed, Source)
+    assert (aimed.name, aimed.split, len(aimed), aimed.digest()) == ("toy", "train", 6, "toy")
+    found = aimed.batch([4, 1])
+    assert found.ids == ("s4", "s1")
+    torch.testing.assert_close(found.target.weights, maps(found.ids).weights)
+    assert torch.equal(found.images[found.image_index], pictures().images[[4, 1]])
+
+
+def test_scales_keep_steps_apart_until_they_are_found() -> None:
+    plan, batch = Supervise(loss=Distance.MSE), pictures()
+    net = taught(network(), plan, ("image",), batch, 0)
+    net.gamma_image.batches = 3
+    lesson, said = Lesson(plan, {"image": maps}), []
+    for number in range(5):
+        said.append(ssa_teaching.measuring(net, Progress(number, 10, 0)))
+        lesson(net, batch, START)
+    assert said == [0, 1, 2, None, None]
+    assert ssa_teaching.measuring(network(), START) is None  # nothing to be measured
+
+
+@pytest.mark.parametrize("loss", [one for one in Distance if one is not Distance.EMD])
+def test_a_step_to_be_recorded_never_waits_and_reads_no_id(loss: Distance) -> None:
+    """Forward and backward, as `fit` records them once the scale is found."""
+    plan, aimed = Supervise(loss=loss), ssa_teaching.Aimed(Toy(), maps)
+    net = taught(network(), plan, ("image",), aimed.batch(range(6)), 0)
+    net.gamma_image.batches = 1
+    lesson = Lesson(plan, {"image": None})
+    lesson(net, aimed.batch(range(6)), START)
+    still = sealed(aimed.batch(range(6)))
+    torch.manual_seed(7)
+    with Waits() as waits:
+        found = lesson(net, still, START)
+        for losses in found.values():
+            sum(one.weight * one.total for one in losses.values()).backward(retain_graph=True)
+    assert waits.found == set()
+    torch.manual_seed(7)
+    wanted = Lesson(plan, {"image": maps})(net, pictures(), START)  # by their ids
+    for name, one in found["model"].items():
+        torch.testing.assert_close(one.total, wanted["model"][name].total)
+    with pytest.raises(BadInput, match="cannot be recorded"):
+        Lesson(plan, {"image": maps})(net, sealed(pictures()), START)
