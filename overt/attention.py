@@ -454,7 +454,7 @@ def _take(values: Tensor, index: slice | Tensor, dim: int, fill: float | bool) -
 
 
 def rollout(
-    attention: AttentionMap, fuse: Callable[..., Tensor] = torch.mean, residual: bool = True
+    attention: AttentionMap, fuse: Callable[..., Tensor] = torch.mean, *, residual: bool = True
 ) -> AttentionMap:
     """How much of each input reaches each position after every layer (Abnar and Zuidema 2020).
 

@@ -53,6 +53,7 @@ def grad_cam(
     images: Float[Tensor, "b c y x"],
     target: Target,
     geometry: PixelGeometry | None = None,
+    *,
     create_graph: bool = False,
 ) -> AttentionMap:
     """Features weighed by the mean of their gradient, the positive part (Selvaraju et al. 2017).

@@ -24,6 +24,7 @@ def flow(
     attention: AttentionMap,
     rows: Int[Tensor, "b s"] | None = None,
     fuse: Fuse = torch.mean,
+    *,
     residual: bool = True,
 ) -> AttentionMap:
     """The largest flow from each position after the last layer to each input (Abnar et al. 2020).

@@ -64,7 +64,7 @@ class Slope:
             return (grouped @ value.mT.unsqueeze(2)).flatten(1, 2)
 
 
-def slopes(seen: Seen, target: Tensor, create_graph: bool = False) -> list[Slope]:
+def slopes(seen: Seen, target: Tensor, *, create_graph: bool = False) -> list[Slope]:
     """The gradient of the sum of `target` by the weights of each call, by one backward pass.
 
     `target` is what to explain: a class score of each sample, a loss. The graph is kept, and no
@@ -90,14 +90,14 @@ def slopes(seen: Seen, target: Tensor, create_graph: bool = False) -> list[Slope
 
 @exactly
 def gradient_attention(
-    seen: Seen, target: Tensor, rows: Where | None = None, create_graph: bool = False
+    seen: Seen, target: Tensor, rows: Where | None = None, *, create_graph: bool = False
 ) -> AttentionMap:
     """Gradient times attention of every layer and head: what each weight adds to the target.
 
     To first order, for all queries or for `rows`, the name of a span or positions a sample; above
     zero where more attention would raise the target. For `target` and `create_graph` see `slopes`.
     """
-    found = slopes(seen, target, create_graph)
+    found = slopes(seen, target, create_graph=create_graph)
     at, queries, keys = places(seen, rows)
     mask = shared_mask(seen, at)
     with torch.set_grad_enabled(create_graph):
@@ -116,6 +116,7 @@ def relevance(
     seen: Seen,
     target: Tensor,
     rows: Where | None = None,
+    *,
     create_graph: bool = False,
     portion: int | None = None,
 ) -> AttentionMap:
@@ -127,7 +128,7 @@ def relevance(
     stored: memory grows with rows x keys. `target` and `create_graph` are those of `slopes`.
     """
     onto_itself(seen, "relevance")
-    found = slopes(seen, target, create_graph)
+    found = slopes(seen, target, create_graph=create_graph)
     at, queries, keys = places(seen, rows)
     b, _, q, _ = seen.calls[0].shape
     mask = shared_mask(seen)

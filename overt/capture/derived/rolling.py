@@ -47,6 +47,7 @@ def rollout(
     seen: Seen,
     rows: Where | None = None,
     fuse: Fuse = torch.mean,
+    *,
     residual: bool = True,
     discard: float = 0.0,
     portion: int | None = None,

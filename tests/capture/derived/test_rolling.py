@@ -47,8 +47,8 @@ def test_rollout_is_that_of_stacked_maps_with_its_gradient(
 ) -> None:
     model = MODELS[name]()
     seen, _ = seen_of(model, inputs(), padding() if masked else None)
-    expected = attention.rollout(seen.map(), fuse, residual).layer(-1)
-    found = rollout(seen, None, fuse, residual, portion=portion)
+    expected = attention.rollout(seen.map(), fuse, residual=residual).layer(-1)
+    found = rollout(seen, None, fuse, residual=residual, portion=portion)
     torch.testing.assert_close(found.values, expected.values, **EXACT)
     assert found.kind is expected.kind
     assert (found.mask is None) == (expected.mask is None)
@@ -296,9 +296,11 @@ def test_what_cannot_be_rolled_out_is_refused() -> None:
 
 
 @pytest.mark.parametrize("portion", [None, 4])
-def test_rollout_of_some_rows_asks_nothing_of_a_device(portion: int | None) -> None:
+@pytest.mark.parametrize("masked", [True, False])
+def test_rollout_of_some_rows_asks_nothing_of_a_device(portion: int | None, masked: bool) -> None:
     """Tensors without values stand for a card: to read one is an error there, and a wait here."""
-    shape, near = (2, 3, 12, 4), torch.ones(2, 1, 12, 12, dtype=torch.bool, device="meta")
+    shape = (2, 3, 12, 4)
+    near = torch.ones(2, 1, 12, 12, dtype=torch.bool, device="meta") if masked else None
     layers = [
         [torch.randn(shape, device="meta", requires_grad=True) for _ in range(2)] for _ in range(3)
     ]
