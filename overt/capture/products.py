@@ -7,19 +7,23 @@ at once, so that small layers cost few launches, and never more of them than fit
 
 Nothing here asks a device for a value: a step that is supervised never waits for its own results.
 A graph that is being compiled gets the same arithmetic as plain operations, which it fuses itself.
+On a CUDA card log-shares are made by kernels of our own (`launching`) where Triton is installed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from overt.capture import launching
+
 Index = slice | Tensor  # positions, the same for every sample or one row a sample
-Part = Callable[[], Tensor]  # makes the gradient of some rows when it is due
+Part = Callable[[Tensor], None]  # adds the gradient of some rows to a whole one when it is due
 ALL = slice(None)
 AT_ONCE = {"cpu": 2**21}  # bytes of stacked rows and keys: what a cache holds
 ELSEWHERE = 2**26  # on a card: large enough to keep it busy, small beside any step
@@ -35,18 +39,18 @@ class Tap:
     has made, and no tensor of zeros is made at all.
     """
 
-    def __init__(self, tensor: Tensor, parts: "list[tuple[int, Index, Part]]") -> None:
+    def __init__(self, tensor: Tensor, parts: "list[tuple[int, Part]]") -> None:
         self.tensor = tensor
         self.parts = parts
 
-    def bring(self, index: Index, part: Part) -> None:
+    def bring(self, part: Part) -> None:
         """The gradient of some rows, for the backward pass that is under way."""
-        self.parts.append((torch._C._current_graph_task_id(), index, part))
+        self.parts.append((torch._C._current_graph_task_id(), part))
 
 
 def tap(*tensors: Tensor) -> tuple[Tap, ...]:
     """Taps of tensors whose gradients come together, as those of queries and keys: one node."""
-    parts: list[list[tuple[int, Index, Part]]] = [[] for _ in tensors]
+    parts: list[list[tuple[int, Part]]] = [[] for _ in tensors]
     return tuple(map(Tap, _Tapped.apply(parts, *tensors), parts))
 
 
@@ -70,7 +74,7 @@ class _Tapped(torch.autograd.Function):
 def _with_rows(whole: Tensor | None, brought: list[Any], like: tuple[Any, ...]) -> Tensor | None:
     """A gradient with the rows that this backward pass has brought; what an earlier left, goes."""
     now = torch._C._current_graph_task_id()
-    parts = [(index, part) for task, index, part in brought if task == now]
+    parts = [part for task, part in brought if task == now]
     brought.clear()
     if not parts:
         return whole
@@ -79,8 +83,8 @@ def _with_rows(whole: Tensor | None, brought: list[Any], like: tuple[Any, ...]) 
         whole = torch.zeros(shape, dtype=dtype, device=device)
     elif torch.is_grad_enabled():  # to be differentiated again
         whole = whole.clone()
-    for index, part in parts:
-        _place(part(), index, whole)
+    for part in parts:
+        part(whole)
     return whole
 
 
@@ -152,11 +156,14 @@ class _Products(torch.autograd.Function):
         """The scores, or with `softmax`, which holds what is hidden, their logarithmic shares."""
         ctx.rows, ctx.columns, ctx.scale, ctx.taps = rows, columns, scale, taps
         ctx.softmax = softmax
-        found = _multiplied(tensors, rows, columns, scale)
         if softmax is None:
             ctx.save_for_backward(*tensors)
-            return found
-        found = _shared(found, softmax[0])
+            return _multiplied(tensors, rows, columns, scale)
+        on_card = _on_card(tensors, ctx)
+        if on_card is not None:
+            found = on_card.log_shares()
+        else:
+            found = _shared(_multiplied(tensors, rows, columns, scale), softmax[0])
         ctx.save_for_backward(*tensors, found)
         return found
 
@@ -164,19 +171,52 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Each layer's gradient, brought to its tap or made whole."""
         gradient, tensors = gradients[0], list(ctx.saved_tensors)
-        if ctx.softmax is not None:
-            gradient = _unshared(gradient, tensors.pop(), ctx.softmax[0])
-        wanted, parts = ctx.needs_input_grad[5:], _parts(gradient, tensors, ctx)
+        logs = None if ctx.softmax is None else tensors.pop()
+        # not to be differentiated again: that is for plain operations
+        on_card = None if torch.is_grad_enabled() or logs is None else _on_card(tensors, ctx)
+        if on_card is not None and logs is not None:
+            parts = _parts_on_card(on_card, gradient, logs)
+        else:
+            if logs is not None:
+                gradient = _unshared(gradient, logs, ctx.softmax[0])
+            parts = _parts(gradient, tensors, ctx)
         found = [
-            _handed(part, index, like, tap) if needed else None
-            for (index, part), like, tap, needed in zip(
-                parts, tensors, ctx.taps, wanted, strict=True
+            _handed(part, like, tap) if needed else None
+            for part, like, tap, needed in zip(
+                parts, tensors, ctx.taps, ctx.needs_input_grad[5:], strict=True
             )
         ]
         return (None, None, None, None, None, *found)
 
 
-def _parts(gradient: Tensor, tensors: Sequence[Tensor], ctx: Any) -> list[tuple[Index, Part]]:
+def _on_card(tensors: Sequence[Tensor], ctx: Any) -> "launching.Layers | None":
+    """The kernels for a call on a card that has them and a call that they know; None otherwise."""
+    half = len(tensors) // 2
+    queries, keys = tensors[:half], tensors[half:]
+    rows = ctx.rows
+    wanted = launching.fit(queries, keys, _length(queries[0], rows))
+    if not wanted or not isinstance(ctx.columns, slice):
+        return None
+    if isinstance(rows, slice):
+        places = range(queries[0].shape[2])[rows]
+        rows = torch.arange(places.start, places.stop, device=queries[0].device)
+        rows = rows.expand(len(queries[0]), -1)
+    rows = rows.to(queries[0].device)
+    return launching.Layers(queries, keys, rows, ctx.columns, ctx.scale, ctx.softmax[0])
+
+
+def _parts_on_card(layers: "launching.Layers", gradient: Tensor, logs: Tensor) -> list[Part]:
+    slopes = gradient.float().contiguous()
+    rows, sums = layers.of_rows(slopes, logs)
+    at = layers.rows.clamp_min(0)
+    of_rows = [partial(_place, one, at) for one in rows]
+    of_keys = [
+        partial(layers.add_to_keys, *one) for one in zip(count(), slopes, logs, sums, strict=False)
+    ]
+    return [*of_rows, *of_keys]
+
+
+def _parts(gradient: Tensor, tensors: Sequence[Tensor], ctx: Any) -> list[Part]:
     """How to make the gradient of each layer's rows, and after them of each layer's keys.
 
     The rows are few, and those of many layers are made at once. The keys are many: each layer's are
@@ -186,33 +226,31 @@ def _parts(gradient: Tensor, tensors: Sequence[Tensor], ctx: Any) -> list[tuple[
     queries, keys = tensors[:count], tensors[count:]
     rows, columns = _ready(ctx.rows, gradient.device), _ready(ctx.columns, gradient.device)
     g, s = keys[0].shape[1], gradient.shape[3]
-    of_rows, of_keys = list[tuple[Index, Part]](), list[tuple[Index, Part]]()
+    of_rows, of_keys = list[Part](), list[Part]()
     with unrounded(gradient.device):
         for some in _groups(queries, keys, rows, columns):
             slopes = _by_group(gradient[some], g)
             made = _by_head((slopes @ _stacked(keys[some], columns)).mul_(ctx.scale), s)
-            of_rows += [(rows, partial(_itself, one)) for one in made.to(queries[0].dtype)]
+            of_rows += [partial(_place, one, rows) for one in made.to(queries[0].dtype)]
             at = _by_group(_stacked(queries[some], rows).mul_(ctx.scale), g)
-            of_keys += [(columns, partial(_turned, *pair)) for pair in zip(slopes, at, strict=True)]
+            of_keys += [partial(_turned, *pair, columns) for pair in zip(slopes, at, strict=True)]
     return of_rows + of_keys
 
 
-def _itself(part: Tensor) -> Tensor:
-    return part
-
-
-def _turned(slopes: Float[Tensor, "b g s r"], rows: Float[Tensor, "b g s d"]) -> Tensor:
+def _turned(
+    slopes: Float[Tensor, "b g s r"], rows: Float[Tensor, "b g s d"], index: Index, whole: Tensor
+) -> None:
     with unrounded(rows.device):
-        return slopes.transpose(-1, -2) @ rows
+        _place(slopes.transpose(-1, -2) @ rows, index, whole)
 
 
-def _handed(part: Part, index: Index, like: Tensor, tap: Tap | None) -> Any:
+def _handed(part: Part, like: Tensor, tap: Tap | None) -> Any:
     """Nothing when a tap has taken the part; else the part as a gradient of the whole."""
     if tap is not None:
-        tap.bring(index, part)
+        tap.bring(part)
         return None
     whole = torch.zeros_like(like)
-    _place(part(), index, whole)
+    part(whole)
     return whole
 
 
@@ -221,7 +259,7 @@ def _handed(part: Part, index: Index, like: Tensor, tap: Tap | None) -> Any:
 
 def unrounded(device: torch.device) -> AbstractContextManager[Any]:
     """Arithmetic as it is written, whatever autocast is about to make of it."""
-    known = torch.amp.is_autocast_available(device.type)
+    known = device.type in ("cpu", "cuda") or torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 

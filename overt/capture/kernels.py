@@ -1,0 +1,214 @@
+"""The Triton kernels behind `launching`: log-shares of rows, and their gradients.
+
+A kernel holds some rows of one head and goes along the keys twice: once for the normaliser, once
+for what is written. Products of sixteen-bit numbers are summed in float32; those of float32 are not
+rounded to TF32. Where queries and keys lie is told by numbers, a place a layer, keys after queries.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+import torch
+import triton
+import triton.language as tl
+
+FORMATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+@triton.jit
+def _row_block(
+    places, rows, layer, b, h, samples, count, query_b, query_h, query_n,
+    FORMAT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """The rows of one head that take part; positions of -1 are those of row 0."""
+    s = tl.arange(0, BS)
+    d = tl.arange(0, BD)
+    at = tl.load(rows + b * count + s, mask=s < count, other=0)
+    at = tl.maximum(at, 0)
+    place = tl.load(places + layer)
+    if ALIGNED:
+        place = tl.multiple_of(place, 16)
+    base = place.to(tl.pointer_type(FORMAT)) + b * query_b + h * query_h
+    there = (s < count)[:, None] & (d < D)[None, :]
+    return tl.load(base + at[:, None] * query_n + d[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _key_block(
+    places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
+    FORMAT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Some keys of one group of heads, from `first` on."""
+    r = first + tl.arange(0, BR)
+    d = tl.arange(0, BD)
+    place = tl.load(places + layers + layer)
+    if ALIGNED:
+        place = tl.multiple_of(place, 16)
+    base = place.to(tl.pointer_type(FORMAT)) + b * key_b + g * key_g
+    there = (r < long)[:, None] & (d < D)[None, :]
+    return tl.load(base + (start + r)[:, None] * key_n + d[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _seen_block(
+    hidden, b, first, count, long, hidden_b, hidden_s,
+    HIDES: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Which of some keys each row sees."""
+    s = tl.arange(0, BS)
+    r = first + tl.arange(0, BR)
+    seen = (s < count)[:, None] & (r < long)[None, :]
+    if HIDES:
+        at = hidden + b * hidden_b + s[:, None] * hidden_s + r[None, :]
+        seen = seen & (tl.load(at, mask=seen, other=1) == 0)
+    return seen
+
+
+@triton.jit
+def _slope_block(
+    slopes, logs, sums, base, first, count, long,
+    BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """The gradient of some scores from that of their log-shares."""
+    s = tl.arange(0, BS)
+    r = first + tl.arange(0, BR)
+    there = (s < count)[:, None] & (r < long)[None, :]
+    at = base + s[:, None] * long + r[None, :]
+    log = tl.load(logs + at, mask=there, other=-float("inf"))
+    slope = tl.load(slopes + at, mask=there, other=0.0)
+    seen = log > -float("inf")
+    return tl.where(seen, slope - tl.exp(log) * sums[:, None], 0.0)
+
+
+@triton.jit
+def log_shares(
+    out, places, rows, hidden,
+    layers, samples, heads, groups, count, long, start, scale,
+    query_b, query_h, query_n, key_b, key_g, key_n, hidden_b, hidden_s, wide,
+    HIDES: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """One head of one sample in one layer."""
+    program = tl.program_id(0)
+    layer = program // (samples * heads)
+    b = program // heads % samples
+    h = program % heads
+    g = h // (heads // groups)
+    query = _row_block(
+        places,
+        rows,
+        layer,
+        b,
+        h,
+        samples,
+        count,
+        query_b,
+        query_h,
+        query_n,
+        FORMAT,
+        ALIGNED,
+        D,
+        BD,
+        BS,
+    )
+    most = tl.full([BS], -float("inf"), tl.float32)
+    total = tl.zeros([BS], tl.float32)
+    for first in range(0, long, BR):
+        key = _key_block(
+            places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
+            FORMAT, ALIGNED, D, BD, BR,
+        )  # fmt: skip
+        seen = _seen_block(hidden, b, first, count, long, hidden_b, hidden_s, HIDES, BS, BR)
+        scores = tl.dot(query, tl.trans(key), input_precision=EXACT) * scale
+        scores = tl.where(seen, scores, -float("inf"))
+        more = tl.maximum(most, tl.max(scores, 1))
+        safe = tl.where(more == -float("inf"), 0.0, more)
+        total = total * tl.exp(most - safe) + tl.sum(tl.exp(scores - safe[:, None]), 1)
+        most = more
+    level = tl.where(total > 0, tl.where(most == -float("inf"), 0.0, most) + tl.log(total), 0.0)
+    s = tl.arange(0, BS)
+    base = out + program.to(tl.int64) * count * long
+    for first in range(0, long, BR):
+        key = _key_block(
+            places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
+            FORMAT, ALIGNED, D, BD, BR,
+        )  # fmt: skip
+        seen = _seen_block(hidden, b, first, count, long, hidden_b, hidden_s, HIDES, BS, BR)
+        scores = tl.dot(query, tl.trans(key), input_precision=EXACT) * scale
+        found = tl.where(seen, scores - level[:, None], -float("inf"))
+        r = first + tl.arange(0, BR)
+        there = (s < count)[:, None] & (r < long)[None, :]
+        tl.store(base + s[:, None] * long + r[None, :], found, mask=there)
+
+
+@triton.jit
+def to_rows(
+    made, sums, slopes, logs, places, rows, hidden,
+    layers, samples, heads, groups, count, long, start, scale,
+    query_b, query_h, query_n, key_b, key_g, key_n, hidden_b, hidden_s, wide,
+    HIDES: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the rows of one head of one sample in one layer."""
+    program = tl.program_id(0)
+    layer = program // (samples * heads)
+    b = program // heads % samples
+    h = program % heads
+    g = h // (heads // groups)
+    base = program.to(tl.int64) * count * long
+    s = tl.arange(0, BS)
+    d = tl.arange(0, BD)
+    total = tl.zeros([BS], tl.float32)
+    for first in range(0, long, BR):
+        r = first + tl.arange(0, BR)
+        there = (s < count)[:, None] & (r < long)[None, :]
+        at = base + s[:, None] * long + r[None, :]
+        seen = tl.load(logs + at, mask=there, other=-float("inf")) > -float("inf")
+        total += tl.sum(tl.where(seen, tl.load(slopes + at, mask=there, other=0.0), 0.0), 1)
+    tl.store(sums + program * count + s, total, mask=s < count)
+    found = tl.zeros([BS, BD], tl.float32)
+    for first in range(0, long, BR):
+        slope = _slope_block(slopes, logs, total, base, first, count, long, BS, BR)
+        key = _key_block(
+            places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
+            FORMAT, ALIGNED, D, BD, BR,
+        )  # fmt: skip
+        found += tl.dot(slope.to(FORMAT), key, input_precision=EXACT)
+    at = made + (program.to(tl.int64) * count + s[:, None]) * D + d[None, :]
+    there = (s < count)[:, None] & (d < D)[None, :]
+    tl.store(at, (found * scale).to(FORMAT), mask=there)
+
+
+@triton.jit
+def to_keys(
+    whole, slopes, logs, sums, layer, whole_g, whole_n, places, rows, hidden,
+    layers, samples, heads, groups, count, long, start, scale,
+    query_b, query_h, query_n, key_b, key_g, key_n, hidden_b, hidden_s, wide,
+    HIDES: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Some keys of one group of heads of one sample, in one layer."""
+    program = tl.program_id(0)
+    b = program // groups
+    g = program % groups
+    first = tl.program_id(1) * BR
+    s = tl.arange(0, BS)
+    each = heads // groups
+    found = tl.zeros([BR, BD], tl.float32)
+    for one in range(each):
+        h = g * each + one
+        at = (b * heads + h).to(tl.int64)
+        total = tl.load(sums + at * count + s, mask=s < count, other=0.0)
+        slope = _slope_block(slopes, logs, total, at * count * long, first, count, long, BS, BR)
+        query = _row_block(
+            places, rows, layer, b, h, samples, count, query_b, query_h, query_n,
+            FORMAT, ALIGNED, D, BD, BS,
+        )  # fmt: skip
+        found += tl.dot(tl.trans(slope).to(FORMAT), query, input_precision=EXACT)
+    r = first + tl.arange(0, BR)
+    d = tl.arange(0, BD)
+    there = (r < long)[:, None] & (d < D)[None, :]
+    place = whole + b * wide + g * whole_g + (start + r)[:, None] * whole_n + d[None, :]
+    before = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    tl.store(place, (before + found * scale).to(FORMAT), mask=there)

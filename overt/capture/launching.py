@@ -1,0 +1,171 @@
+"""Log-shares of some rows in all layers at once, by kernels of our own on a CUDA card.
+
+What `products.log_shares` does by copies of rows and keys in float32 is done on queries and keys as
+they lie. Backward, the gradient of rows is made for all layers in one go; that of keys is added
+into the gradient that attention has made, when its layer is due.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+KEYS = 64  # that a kernel looks at together
+ROWS = 64  # at most, of one sample: more are no longer few
+WIDE = 128  # features of a head, at most
+FORMATS = (torch.bfloat16, torch.float16, torch.float32)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU then, for tests
+
+
+@cache
+def installed() -> bool:
+    """Whether there is a Triton: in the wheels of torch for CUDA, and in no other."""
+    return find_spec("triton") is not None
+
+
+def fit(queries: Sequence[Tensor], keys: Sequence[Tensor], rows: int) -> bool:
+    """Whether the kernels can take these layers: on a card, all of one size, and few rows."""
+    query, key = queries[0], keys[0]
+    return (
+        installed()
+        and (query.is_cuda or INTERPRETED)
+        and query.dtype in FORMATS
+        and query.dtype == key.dtype
+        and rows <= ROWS
+        and query.shape[-1] <= WIDE
+        and all(_alike(one, query) for one in queries)
+        and all(_alike(one, key) for one in keys)
+    )
+
+
+def _alike(one: Tensor, first: Tensor) -> bool:
+    return (
+        one.shape == first.shape
+        and one.stride() == first.stride()
+        and one.stride(-1) == 1
+        and one.dtype == first.dtype
+        and one.device == first.device
+    )
+
+
+class Layers:
+    """Where the queries and keys of all layers lie, and which of their rows and keys take part."""
+
+    def __init__(
+        self,
+        queries: Sequence[Float[Tensor, "b h q d"]],
+        keys: Sequence[Float[Tensor, "b g k d"]],
+        rows: Int[Tensor, "b s"],
+        columns: slice,
+        scale: float,
+        hidden: Bool[Tensor, "b 1 #s r"] | None,
+    ) -> None:
+        b, h, _, d = queries[0].shape
+        start, stop, _ = columns.indices(keys[0].shape[2])
+        self.query, self.key = queries[0], keys[0]
+        self.sizes = len(queries), b, h, rows.shape[1], stop - start
+        self.groups, self.width, self.start = keys[0].shape[1], d, start
+        self.rows, self.scale = rows.contiguous(), scale
+        self.hidden = None if hidden is None else hidden[:, 0].expand(b, rows.shape[1], -1)
+        self.places = _places([*queries, *keys])
+        self.aligned = all(one.data_ptr() % 16 == 0 for one in (*queries, *keys))
+
+    def log_shares(self) -> Float[Tensor, "l b h s r"]:
+        """The log-softmax of the products; -inf where a key is hidden."""
+        from overt.capture import kernels
+
+        l, b, h, *_ = self.sizes
+        out = torch.empty(self.sizes, dtype=torch.float32, device=self.query.device)
+        kernels.log_shares[(l * b * h,)](out, *self._given(), **self._form())
+        return out
+
+    def of_rows(
+        self, slopes: Float[Tensor, "l b h s r"], logs: Float[Tensor, "l b h s r"]
+    ) -> tuple[Float[Tensor, "l b h s d"], Float[Tensor, "l b h s"]]:
+        """The gradient of the rows in every layer, and the sums of the slopes of each row."""
+        from overt.capture import kernels
+
+        l, b, h, s, _ = self.sizes
+        device = self.query.device
+        made = torch.empty((l, b, h, s, self.width), dtype=self.query.dtype, device=device)
+        sums = torch.empty((l, b, h, s), dtype=torch.float32, device=device)
+        kernels.to_rows[(l * b * h,)](made, sums, slopes, logs, *self._given(), **self._form())
+        return made, sums
+
+    def add_to_keys(
+        self,
+        layer: int,
+        slopes: Float[Tensor, "b h s r"],
+        logs: Float[Tensor, "b h s r"],
+        sums: Float[Tensor, "b h s"],
+        whole: Float[Tensor, "b g k d"],
+    ) -> None:
+        """Add the gradient of one layer's keys to what is there."""
+        if whole.stride(-1) != 1 or whole.dtype != self.key.dtype:
+            own = torch.zeros_like(self.key)
+            self.add_to_keys(layer, slopes, logs, sums, own)
+            whole += own
+            return
+        from overt.capture import kernels
+
+        grid = (self.sizes[1] * self.groups, -(-self.sizes[-1] // KEYS))
+        given, form = self._given(), self._form()
+        form["wide"] = whole.stride(0)
+        kernels.to_keys[grid](
+            *(whole, slopes, logs, sums, layer, whole.stride(1), whole.stride(2)), *given, **form
+        )
+
+    def _given(self) -> tuple[Any, ...]:
+        hidden = self.hidden if self.hidden is not None else self.rows
+        return (self.places, self.rows, hidden)
+
+    def _form(self) -> dict[str, Any]:
+        from overt.capture.kernels import FORMATS as formats
+
+        l, b, h, s, r = self.sizes
+        hidden = (0, 0) if self.hidden is None else self.hidden.stride()[:2]
+        return {
+            "layers": l,
+            "samples": b,
+            "heads": h,
+            "groups": self.groups,
+            "count": s,
+            "long": r,
+            "start": self.start,
+            "scale": self.scale,
+            "query_b": self.query.stride(0),
+            "query_h": self.query.stride(1),
+            "query_n": self.query.stride(2),
+            "key_b": self.key.stride(0),
+            "key_g": self.key.stride(1),
+            "key_n": self.key.stride(2),
+            "hidden_b": hidden[0],
+            "hidden_s": hidden[1],
+            "wide": 0,
+            "HIDES": self.hidden is not None,
+            "FORMAT": formats[self.query.dtype],
+            "EXACT": "ieee" if self.query.dtype == torch.float32 else "tf32",
+            "ALIGNED": self.aligned,
+            "D": self.width,
+            "BD": max(16, _power(self.width)),
+            "BS": max(16, _power(s)),
+            "BR": KEYS,
+        }
+
+
+def _places(tensors: Sequence[Tensor]) -> Int[Tensor, " n"]:
+    """Where tensors begin in memory, on the card; filled in, since a copy would be waited for."""
+    found = torch.empty(len(tensors), dtype=torch.long, device=tensors[0].device)
+    for place, one in zip(found.unbind(), tensors, strict=True):
+        place.fill_(one.data_ptr())
+    return found
+
+
+def _power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()
