@@ -77,7 +77,7 @@ class Experiment:
     """Everything behind a recipe, ready to run: stages first, then `evaluate`.
 
     `spoken` says how people can ask the model, or why they cannot. `judged` is what it is judged
-    on.
+    on, and `answers` the model as it answers that, where it is another than the model itself.
     """
 
     model: nn.Module
@@ -87,6 +87,7 @@ class Experiment:
     example: Callable[[], Batch]
     spoken: Spoken | Mute | None = None
     judged: DataSet | None = None
+    answers: nn.Module | None = None
 
 
 def direction(higher_is_better: bool | None) -> str:

@@ -61,7 +61,7 @@ def scored(
         items = min(len(data), -(-samples // max(1, each)))
         with torch.enable_grad():
             card = measure.scorecard(
-                experiment.model,
+                experiment.answers or experiment.model,
                 data,
                 MEASURES,
                 name=name or None,

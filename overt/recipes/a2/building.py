@@ -19,6 +19,7 @@ from overt.models.output import Decoder
 from overt.recipes.a2.data import Parts, Pictures, Sight, every, one_each, opened
 from overt.recipes.a2.evaluation import Scorer, evaluated, texts_of
 from overt.recipes.a2.ground import ground_of, take
+from overt.recipes.a2.judging import NextWord, NextWords
 from overt.recipes.a2.networks import AlignedCaptioner, Net, network
 from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic, Schedule
 from overt.recipes.a2.writing import Write, drawing, recorded, usual
@@ -84,6 +85,8 @@ def build(recipe: A2Recipe, context: Context) -> Experiment:
         evaluate=evaluate,
         example=example,
         spoken=asked(model, parts, example),
+        judged=NextWords(parts.test, parts.truth),
+        answers=NextWord(model),
     )
 
 
