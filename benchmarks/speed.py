@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler talks
 
 import sections
+from sections.clock import told
 from sections.report import (
     Report,
     Setting,
@@ -35,7 +36,6 @@ from sections.report import (
     row_of,
     table,
     tally,
-    told,
 )
 
 Write = Callable[[dict[str, Any], dict[str, str]], None]

@@ -5,6 +5,7 @@ it is the time between two events of the card. Ways take turns, forwards and bac
 compared round by round: whatever slows a round slows all of it alike.
 """
 
+import gc
 import resource
 import statistics
 import time
@@ -147,3 +148,60 @@ def peak(way: Way) -> int:
     way()
     torch.cuda.synchronize()
     return int(torch.cuda.max_memory_allocated())
+
+
+def graphed(step: Callable[[], None]) -> Way:
+    """A whole step as one graph of the card, replayed. A step that waits for the card is refused.
+
+    To find that out before anything is recorded is kinder: what breaks off while it is recorded
+    leaves the card's random numbers unusable, so that new ones are put in their place. Nothing is
+    collected meanwhile, because to free an old graph or event breaks a recording too.
+    """
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+    except Exception:
+        place = torch.cuda.current_device()
+        torch.cuda.default_generators[place].graphsafe_set_state(torch.Generator("cuda"))
+        raise
+    finally:
+        gc.enable()
+    replay: Way = graph.replay
+    return replay
+
+
+def recorded(
+    steps: Mapping[str, Callable[[], None]], broken: dict[str, str]
+) -> dict[str, Callable[[], object]]:
+    """Those of the steps that can be recorded, as graphs; why not, of the others, in `broken`."""
+    found: dict[str, Callable[[], object]] = {}
+    for name, step in steps.items():
+        try:
+            found[name] = graphed(step)
+        except Exception as error:
+            broken[name] = told(error)
+    return found
+
+
+def told(error: Exception) -> str:
+    """The first line of an error, not too long for a table and without its marks."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:80]}".replace("|", "/")

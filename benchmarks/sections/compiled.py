@@ -13,40 +13,37 @@ from torch import Tensor
 from . import supervision, surrogates, training
 from .clock import Spread, race, timer
 from .report import Report, Row, Setting, at_least, dearer, faster
-from .supervision import Bert, Own, goal_of, graphed
+from .supervision import Bert, Own, goal_of
 
 Steps = dict[str, Callable[[], None]]
 
 
-def raced(name: str, steps: Steps, ours: str, theirs: str, positions: int,
+def raced(name: str, steps: Steps, ours: str, positions: int,
           setting: Setting, report: Report) -> None:  # fmt: skip
     """A supervised step beside a plain one, both compiled; and both as graphs of the card."""
     for once in steps.values():
         once()
     times = race(steps, setting.rounds, timer(setting.device), limit=5.0 if setting.gpu else 30.0)
-    goal = goal_of(positions) if setting.gpu else None
-    report.add(dearer(f"{name}, compiled", times, ours, theirs, goal))
+    report.add(dearer(f"{name}, compiled", times, ours, "plain"))
     for other in steps:
-        if other not in (ours, theirs):
+        if other not in (ours, "plain"):
             report.add(
-                dearer(f"{name}, compiled", times, other, theirs),
+                dearer(f"{name}, compiled", times, other, "plain"),
                 faster(f"{name}, compiled", times, ours, other),
             )
     if setting.gpu:
-        replayed = {f"{one}, graph": graphed(step) for one, step in steps.items()}
-        times = race(replayed, setting.rounds, timer(setting.device), limit=5.0)
-        names = f"{ours}, graph", f"{theirs}, graph"
-        report.add(dearer(f"{name}, compiled, graph", times, *names, goal))
+        goal = goal_of(positions)
+        supervision.replayed(f"{name}, compiled", steps, ours, goal, setting, report)
 
 
 def own(positions: int, samples: int, setting: Setting, report: Report) -> None:
     """Our VL-BERT."""
     torch.compiler.reset()
-    case = Own(positions, samples, setting.device)
+    case = Own(positions, samples, setting)
     kinds = ("plain", "direct")
     steps = {kind: case.step(torch.compile(case.ways[kind], dynamic=False)) for kind in kinds}
     name = f"VL-BERT {positions} x {samples}"
-    raced(name, steps, "direct", "plain", positions, setting, report)
+    raced(name, steps, "direct", positions, setting, report)
 
 
 def bert(size: supervision.Size, setting: Setting, report: Report) -> None:
@@ -66,7 +63,7 @@ def bert(size: supervision.Size, setting: Setting, report: Report) -> None:
     ours = "ours" if setting.gpu else "ours, as it is"
     steps[ours] = one.step(torch.compile(one.ours, dynamic=False) if setting.gpu else one.ours)
     name = f"BERT {size.positions} x {size.samples}"
-    raced(name, steps, ours, "plain", size.positions, setting, report)
+    raced(name, steps, ours, size.positions, setting, report)
 
 
 def head(setting: Setting, report: Report) -> None:
@@ -93,7 +90,7 @@ def section(setting: Setting, report: Report) -> None:
     if setting.quick:
         return
     if setting.gpu:
-        for size in supervision.own_sizes(setting)[:2]:
+        for size in supervision.own_sizes(setting)[:1]:
             report.part(f"VL-BERT {size[0]}, compiled", partial(own, *size, setting, report))
         report.part("images a second, compiled", partial(head, setting, report))
         supervision.flex(setting, report)

@@ -62,9 +62,18 @@ def batch_of(samples: int, text: int, boxes: int, seed: int = 0) -> Batch:
 
 def net() -> VLBert:
     """A network of the size of MiniLM."""
+    return _net(WIDTH, LAYERS, HEADS, INNER)
+
+
+def base() -> VLBert:
+    """A network of the size of BERT-base, as in the paper."""
+    return _net(768, 12, 12, 3072)
+
+
+def _net(width: int, layers: int, heads: int, inner: int) -> VLBert:
     torch.manual_seed(0)
-    sizes = VLSizes(100, WIDTH, LAYERS, HEADS, INNER, positions=1024, dropout=0.0, gain=1.0)
-    return VLBert(sizes, GivenRegions(256), Classify(WIDTH, 3, 0.0))
+    sizes = VLSizes(100, width, layers, heads, inner, positions=1024, dropout=0.0, gain=1.0)
+    return VLBert(sizes, GivenRegions(256), Classify(width, 3, 0.0))
 
 
 def in_the_step(batch: Batch) -> Aims:

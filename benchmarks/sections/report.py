@@ -12,7 +12,7 @@ from typing import Any
 
 import overt
 
-from .clock import Spread, Times
+from .clock import Spread, Times, told
 
 PEERS = "captum numba numpy POT pycocoevalcap quantus scipy torch torchmetrics transformers".split()
 CAPABLE = "a GPU"
@@ -141,12 +141,6 @@ class Setting:
 
 
 Section = Callable[[Setting, Report], None]
-
-
-def told(error: Exception) -> str:
-    """The first line of an error, not too long for a table and without its marks."""
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:80]}".replace("|", "/")
 
 
 def faster(

@@ -218,7 +218,7 @@ class Case:
 def searching(setting: Setting, report: Report) -> None:
     """The best of all masks: the same one, sooner."""
     count = setting.some(MASKS, 60)
-    case = Case(2, setting.device)
+    case = Case(setting.some(32, 2) if setting.gpu else 2, setting.device)
     masks, distinct = case.drawn(count), Grids(count, grid=(3, 3))
     chosen, maps = case.loop(masks)
     other = 0
@@ -339,7 +339,7 @@ def leaving_out(setting: Setting, report: Report) -> None:
     except ImportError:
         report.add(absent("leaving out each cell", "captum is not installed"))
         return
-    case = Case(setting.some(2, 1), setting.device)
+    case = Case(setting.some(32 if setting.gpu else 2, 1), setting.device)
     batch, model = case.batch, case.model
     assert batch.features is not None
     b = len(batch.ids)

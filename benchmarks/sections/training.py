@@ -26,9 +26,8 @@ from overt import models, supervise
 from overt.data.batch import Batch
 
 from .captions import pictures as captioned
-from .clock import Spread, Times, kept, race, timer
+from .clock import Spread, Times, graphed, kept, race, timer
 from .report import Report, Row, Setting, at_most, dearer, faster
-from .supervision import graphed
 
 CLASSES = 100
 BLOCK = 60  # steps of the loop that are timed together, those that record them among them

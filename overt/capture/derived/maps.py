@@ -107,8 +107,8 @@ def shared_mask(seen: Seen, rows: Index = ALL) -> Bool[Tensor, "b #s k"] | None:
 def hidden_rows(
     mask: Bool[Tensor, "b #s k"] | None, there: Bool[Tensor, "b s"], k: int
 ) -> Bool[Tensor, "b s k"] | None:
-    """The mask with the rows hidden that a sample does not have."""
-    if mask is None and bool(there.all()):
+    """The mask with the rows hidden that a sample does not have; a card is not asked for them."""
+    if mask is None and there.is_cpu and bool(there.all()):
         return None
     b, s = there.shape
     seen = there[..., None].expand(b, s, k)
