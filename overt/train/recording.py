@@ -6,6 +6,7 @@ must not read what changes in Python: the texts of a batch and the progress are 
 recorded, and reading them is refused.
 """
 
+import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, NoReturn, TypeVar
@@ -29,8 +30,15 @@ Record = Callable[[Callable[[], T]], tuple[Replay, T]]
 def on_cuda(work: Callable[[], T], pool: list[Any]) -> tuple[Replay, T]:
     """The kernels of `work` as a CUDA graph; `pool` is the memory that all recordings share."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool[0] if pool else None):
-        made = work()
+    gc.collect()  # what a collector frees on the card while it records would break the recording
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool[0] if pool else None):
+            made = work()
+    finally:
+        if collects:
+            gc.enable()
     if not pool:
         pool.append(graph.pool())
     return graph.replay, made
