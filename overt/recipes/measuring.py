@@ -269,7 +269,8 @@ def from_run(folder: Path, root: Path | None, device: Any) -> Opened:
     size = SIZE if example.images is None else _sides(example.images)
     title = str(results.get("title") or recipe.name)
     label = f"{title}, seed {results['seed']}"
-    return Opened(label, model.to(device).eval(), None, experiment.judged, reader, size)
+    asked = (experiment.answers or model).to(device).eval()
+    return Opened(label, asked, None, experiment.judged, reader, size)
 
 
 def from_subject(subject: Subject) -> Opened:

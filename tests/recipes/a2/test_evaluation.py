@@ -11,9 +11,10 @@ import torch
 from overt import files
 from overt.measure.captions import caption_scores
 from overt.models.captioning.decoding import Rules
-from overt.recipes import find, settings
+from overt.recipes import find, measuring, settings
 from overt.recipes.a2.data import Parts, scenes
 from overt.recipes.a2.evaluation import Scorer, of_words, shown, spoken
+from overt.recipes.a2.judging import NextWord, NextWords
 from overt.recipes.a2.networks import AlignedCaptioner, network
 from overt.recipes.a2.recipe import a2_scenes
 from overt.show.sample import load_gallery
@@ -44,6 +45,7 @@ def test_a_run_says_all_of_it(run: tuple[Path, dict[str, Any]]) -> None:
     for name in (*names, *(f"greedy_{one}" for one in names), "words", "val_cider_d"):
         assert ours[name]["n"] == 4, name
     assert ours["val_cider_d"]["split"] == "val" and ours["cider_d"]["split"] == "test"
+    assert ours["val_pointing"]["split"] == "val" and 0 <= ours["val_pointing"]["value"] <= 1
     for name in ("mask_mean", "mask_spread", "divergence", "pointing", "pointing_before"):
         assert name in ours and set(results["groups"][name]) == {"layer 1", "layer 2"}
     for name in ("tau_removal", "tau_removal_before", "tau_removal_masks", "tau_gradient_masks"):
@@ -56,6 +58,14 @@ def test_a_run_says_all_of_it(run: tuple[Path, dict[str, Any]]) -> None:
     assert len(again) == 4
     [panel] = askable.ask(out, None).panels
     assert len(panel.keys) == 16 and panel.heads == 8
+
+
+def test_a_finished_run_can_be_measured_word_by_word(run: tuple[Path, dict[str, Any]]) -> None:
+    found = measuring.from_run(run[0], None, torch.device("cpu"))
+    assert isinstance(found.model, NextWord) and isinstance(found.judged, NextWords)
+    kept = AlignedCaptioner.from_pretrained(run[0] / "model").state_dict()
+    ours = found.model.captioner.state_dict()
+    assert all(bool(torch.equal(ours[name], kept[name])) for name in kept)
 
 
 def test_the_page_shows_each_word_with_its_look(run: tuple[Path, dict[str, Any]]) -> None:
