@@ -4,9 +4,11 @@
     python benchmarks/verdict_a2.py runs/a2-flickr8k benchmarks/a2-flickr8k  # keep runs first
 
 Differences are of CIDEr-D, picture by picture and seed by seed, in points of a hundred; intervals
-are drawn over seeds and pictures. Rows that are not there are missing, and decide nothing.
+are drawn over seeds and pictures. Where words look is compared caption by caption. Rows that are
+not there, or have fewer than three seeds in common, are missing and decide nothing.
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import kept as kept_in
+import numpy as np
 import torch
 from kept import in_points, over
 from torch import Tensor
@@ -24,8 +27,12 @@ from overt.recipes.a2.recipe import FUSIONS
 
 HERE = Path(__file__).parent
 SETS = ("a2-scenes", "a2-scenes-small", "a2-flickr8k")
+SWEEPS = ("a2-fig4", "a2-flickr8k-lambda")
+LEAST = 3  # seeds
 SHOWN = ("bleu_4", "meteor", "rouge_l", "cider_d", "greedy_cider_d")
 ASKED = ("cider_d", "rouge_l", "greedy_cider_d", "words")
+LOOKED = ("mass_inside", "mass_inside_before", "pointing", "pointing_before")
+SWEPT = ("mask_mean", "mask_spread", "cider_d", "val_cider_d", "divergence", "tau_removal_masks")
 PLACEBOS = ("gate-random", "gate-shuffled", "gate-free")
 BLEU, CIDER = 0.17, 0.45  # what the plain captioner of Flickr8k should reach
 
@@ -43,14 +50,17 @@ class Kept:
 
     def minus(self, one: str, other: str, name: str = "cider_d") -> Interval | None:
         """The difference of two rows over the seeds that both have; None where there is none."""
-        seeds = [seed for seed in self.seeds(one) if seed in self.seeds(other)]
-        if not seeds:
+        return self.apart((one, name), (other, name))
+
+    def apart(self, one: tuple[str, str], other: tuple[str, str]) -> Interval | None:
+        """The difference of two rows, each by a measure of its own."""
+        seeds = [seed for seed in self.seeds(one[0]) if seed in self.seeds(other[0])]
+        keys = [[f"{row}/seed-{seed}/{name}" for seed in seeds] for row, name in (one, other)]
+        if len(seeds) < LEAST or not all(key in self.samples for key in (*keys[0], *keys[1])):
             return None
-        ours, theirs = (
-            torch.stack([self.samples[f"{row}/seed-{seed}/{name}"] for seed in seeds])
-            for row in (one, other)
-        )
-        return over(ours - theirs)
+        ours, theirs = (torch.stack([self.samples[key] for key in many]) for many in keys)
+        there = ~(ours - theirs).isnan().any(dim=0)  # a caption may speak of no region
+        return over((ours - theirs)[:, there])
 
     def mean(self, row: str, name: str) -> float:
         """A measure of a row, its mean over seeds."""
@@ -79,14 +89,38 @@ def order(kept: Kept) -> str:
     return "undecided" if "missing" not in said else "undecided, with rows missing"
 
 
+def looks(kept: Kept) -> None:
+    """Whether words look at what they speak of more, after alignment and beside the plain row."""
+    for row in FUSIONS[1:]:
+        for name in ("mass_inside", "pointing"):
+            for what, other in (("before", (row, f"{name}_before")), ("none", ("none", name))):
+                apart = kept.apart((row, name), other)
+                if apart is not None:
+                    print(f"  {name} of {row} over {what}: {verdict(apart)}{_shown(apart)}")
+
+
+def sweep(folder: Path) -> None:
+    """What lambda does to masks and captions: figure 4."""
+    print(f"== {folder.name}")
+    found = {}
+    for path in folder.glob("*/seed-0/results.json"):
+        results = json.loads(path.read_text())
+        found[results["settings"]["align.penalty"]] = results["ours"]
+    for weight in sorted(found):
+        numbers = {name: found[weight][name]["value"] for name in SWEPT if name in found[weight]}
+        print(f"  {weight}: " + ", ".join(f"{name} {one:.4f}" for name, one in numbers.items()))
+
+
 def critics(kept: Kept) -> None:
     """What self-critical training added to each row that has it."""
     rows = [row for row in FUSIONS if kept.seeds(f"{row}-critic")]
     if not rows:
         print("  critic: missing, so not shown")
     for row in rows:
-        apart = kept.minus(f"{row}-critic", row)
-        print(f"  critic on {row}: {verdict(apart)}{_shown(apart)}")
+        for name in ("cider_d", "greedy_cider_d", "words"):
+            apart = kept.minus(f"{row}-critic", row, name)
+            scale = " (hundredths)" if name == "words" else ""
+            print(f"  critic on {row}, {name}{scale}: {verdict(apart)}{_shown(apart)}")
 
 
 def judge(folder: Path) -> None:
@@ -106,12 +140,28 @@ def judge(folder: Path) -> None:
         print(f"  plain baseline: {met}: BLEU-4 {bleu:.3f} of {BLEU}, CIDEr {cider:.3f} of {CIDER}")
     print(f"  order of Table 3: {order(kept)}")
     for row in FUSIONS[1:]:
-        print(f"  {row} helps: {verdict(kept.minus(row, 'none'))}")
+        apart = kept.minus(row, "none")
+        print(f"  {row} helps: {verdict(apart)}{_shown(apart)}")
     for row in PLACEBOS:
-        print(f"  gate over {row}: {verdict(kept.minus('gate', row))}")
+        apart = kept.minus("gate", row)
+        print(f"  gate over {row}: {verdict(apart)}{_shown(apart)}")
         apart = kept.minus(row, "none")
         print(f"  {row} over none: {verdict(apart)}{_shown(apart)}")
+    looks(kept)
     critics(kept)
+
+
+def looked(runs: Path, folder: Path) -> None:
+    """Keep beside the rest where the words of each caption looked."""
+    with np.load(folder / "samples.npz") as before:
+        arrays = {name: before[name] for name in before.files}
+    for path in sorted(runs.glob("*/seed-*/elsewhere.npz")):
+        if json.loads((path.parent / "results.json").read_text())["status"] == "done":
+            with np.load(path) as found:
+                for name in set(LOOKED) & set(found.files):
+                    key = f"{path.parent.parent.name}/{path.parent.name}/{name}"
+                    arrays[key] = found[name].astype("f2")
+    np.savez_compressed(folder / "samples.npz", **arrays)
 
 
 def _shown(found: Interval | None) -> str:
@@ -123,8 +173,11 @@ def main() -> None:
     if len(sys.argv) == 3:
         runs, folder = map(Path, sys.argv[1:])
         kept_in.keep(runs, folder, lambda name, values: values if name in ASKED else None)
+        looked(runs, folder)
     for name in SETS:
         judge(HERE / name)
+    for name in SWEEPS:
+        sweep(HERE / name)
 
 
 if __name__ == "__main__":
