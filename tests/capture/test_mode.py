@@ -110,6 +110,7 @@ def test_decoders_look_at_themselves_and_at_the_memory(x):
     ]
 
 
+@pytest.mark.long
 def test_compiled_models():
     """In a process of its own: the shape checks of these tests cannot be compiled."""
     done = subprocess.run(

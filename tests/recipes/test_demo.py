@@ -99,6 +99,7 @@ def test_a_row_as_a_command_line() -> None:
 # A whole demo
 
 
+@pytest.mark.long
 def test_rows_run_are_kept_and_are_taken_up_again(tmp_path: Path) -> None:
     said: list[str] = []
     results = demo.run_demo(tmp_path, ROWS, device="cpu", say=said.append)
