@@ -57,7 +57,7 @@ def test_the_held_out_family_is_asked_in_the_test_alone(
 def test_without_a_held_out_family_all_are_trained_on(
     opened: dict[str, Scenes], tmp_path: Path
 ) -> None:
-    tiny.recipe("scenes-soft", "data.limit=40").build(Context(tmp_path, device="cpu"))
+    tiny.recipe("scenes-soft", "data.limit=120").build(Context(tmp_path, device="cpu"))
     assert groups(opened["train"]) == groups(opened["test"]) == set(ALL)
     ids = [set(one.batch(range(len(one))).ids) for one in opened.values()]
     assert not ids[0] & ids[1] | ids[0] & ids[2] | ids[1] & ids[2]
