@@ -124,6 +124,7 @@ def test_the_log_holds_the_weight_and_losses_as_they_are(tmp_path: Path) -> None
     assert {"task", "map", "coral", "gamma", "rival/rival"} == set(shown[-1])
 
 
+@pytest.mark.long
 def test_two_processes_measure_one_weight_and_take_the_steps_of_one(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
