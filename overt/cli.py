@@ -99,15 +99,11 @@ Rows = Annotated[
 # The commands
 
 
-def _say_version() -> None:
-    from overt import __version__
-
-    print(f"overt {__version__}")
-
-
 def _version(wanted: bool) -> bool:
     if wanted:
-        _say_version()
+        from overt import __version__
+
+        print(f"overt {__version__}")
         raise typer.Exit()
     return wanted
 
@@ -147,16 +143,38 @@ def list_(
         _show_rows(table)
     if name is not None:
         return
+    if _plain():
+        print(listed())
+        return
+    for one in _lists():
+        _print(*one)
+        print()
+    print(_HINT)
+
+
+_HINT = (
+    "`overt list NAME` shows the settings of a recipe and the rows of a table; `overt run "
+    "RECIPE --out DIR` and `overt table TABLE --out DIR` run them."
+)
+
+
+def listed() -> str:
+    """What `overt list` prints into a file or a pipe."""
+    return "\n\n".join([*(_laid(*table) for table in _lists()), _HINT])
+
+
+def _lists() -> list[tuple[str, list[str], list[list[str]]]]:
+    """All recipes and all tables: a title, a header, and a line each."""
+    from overt.recipes import recipes
+    from overt.recipes.tables import tables
+
     found = [make() for make in recipes().values()]
-    lines = [[one.name, one.about, _figures(one.paper)] for one in found]
-    _print("Recipes", ["recipe", "what", "paper"], lines)
-    print()
-    lines = [[one.name, str(len(one.rows)), one.about] for one in tables().values()]
-    _print("Tables", ["table", "rows", "what"], lines)
-    print(
-        "\n`overt list NAME` shows the settings of a recipe and the rows of a table; `overt run "
-        "RECIPE --out DIR` and `overt table TABLE --out DIR` run them."
-    )
+    of_recipes = [[one.name, one.about, _figures(one.paper)] for one in found]
+    of_tables = [[one.name, str(len(one.rows)), one.about] for one in tables().values()]
+    return [
+        ("Recipes", ["recipe", "what", "paper"], of_recipes),
+        ("Tables", ["table", "rows", "what"], of_tables),
+    ]
 
 
 @app.command()
@@ -698,11 +716,17 @@ def _print(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) ->
             drawn.add_row(*map(Text, line))
         Console().print(drawn)
         return
+    print(_laid(title, header, lines))
+
+
+def _laid(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table as plain text."""
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    print(title)
+    laid = [title]
     for line in (header, *lines):
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        laid.append("  ".join(cells).rstrip())
+    return "\n".join(laid)
 
 
 def _show_recipe(recipe: Any) -> None:
@@ -810,14 +834,11 @@ def main(args: Sequence[str] | None = None) -> int:
     except BaseException as error:
         if os.environ.get("OVERT_TRACEBACK") and not isinstance(error, SystemExit):
             traceback.print_exc()
-        return _end(error)
+        return ended(error)
 
 
 def _invoke(given: list[str]) -> int:
-    if given == ["--version"]:  # to read words takes typer longer than this takes, and than `list`
-        _say_version()
-        return 0
-    if given == ["list"]:
+    if given == ["list"]:  # to read words takes typer longer than all of this
         list_()
         return 0
     command = typer.main.get_command(app)
@@ -832,7 +853,7 @@ def _invoke(given: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _end(error: BaseException) -> int:
+def ended(error: BaseException) -> int:
     """The exit code of an exception, after its sentence was said."""
     code, sentence = _verdict(error)
     if sentence and sys.stderr is not None:
