@@ -41,7 +41,8 @@ def _printed(text: str) -> int:
     if sys.stdout is None:
         return 0
     try:
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
         sys.stdout.write(text)
         sys.stdout.flush()
     except BaseException as error:

@@ -1,5 +1,7 @@
 """Where a command line begins: quick answers are those of the commands, or are left to them."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -108,6 +110,12 @@ def test_everything_else_is_left_to_the_commands(
     assert begun(monkeypatch, "lost") == 2
     assert "lost" in capsys.readouterr().err
     assert not place.exists()
+
+
+def test_a_stream_of_text_is_as_good_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert begun(monkeypatch, "--version") == 0
+    assert out.getvalue().startswith("overt ")
 
 
 def test_a_terminal_gets_its_own_list(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
