@@ -78,7 +78,7 @@ from overt.measure.location import (
     support,
 )
 from overt.measure.looks import image_share, token_shares
-from overt.measure.measured import Measure, Measured, measured
+from overt.measure.measured import Measure, Measured, defined, measured, rows
 from overt.measure.preference import Preferred, krippendorff, preferred
 from overt.measure.randomised import (
     Randomised,
@@ -245,6 +245,7 @@ __all__ = [
     "contrast",
     "cross_validated",
     "cut_out",
+    "defined",
     "deletion",
     "deletion_area",
     "deletion_curve",
@@ -349,6 +350,7 @@ __all__ = [
     "roar_faithfulness",
     "root_of_product",
     "row_by_row",
+    "rows",
     "scorecard",
     "seed_divergence",
     "sensitivity_max",

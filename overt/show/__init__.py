@@ -4,7 +4,16 @@ from overt.show.arcs import arcs
 from overt.show.beside import changed, word_by_word
 from overt.show.contours import contours, hard_mask
 from overt.show.curves import curves
-from overt.show.export import load_map, save_map, to_bertviz
+from overt.show.export import (
+    from_layers,
+    from_pixels,
+    from_tokens,
+    load_map,
+    save_map,
+    to_bertviz,
+    to_pixels,
+    to_tokens,
+)
 from overt.show.figure import save_figure
 from overt.show.heads import head_maps, head_numbers
 from overt.show.headview import head_view
@@ -26,6 +35,9 @@ __all__ = [
     "changed",
     "contours",
     "curves",
+    "from_layers",
+    "from_pixels",
+    "from_tokens",
     "hard_mask",
     "head_maps",
     "head_numbers",
@@ -46,6 +58,8 @@ __all__ = [
     "save_png",
     "spotlight",
     "to_bertviz",
+    "to_pixels",
+    "to_tokens",
     "view",
     "word_by_word",
     "word_regions",
