@@ -264,7 +264,7 @@ def tokens(setting: Setting, report: Report) -> None:
 
     torch.manual_seed(0)
     # on a card one that is large enough to keep it busy
-    name, heads, samples = ("ViT-base", 12, 256) if setting.gpu else ("ViT-tiny", 3, 4)
+    name, heads, samples = ("ViT-base", 12, 512) if setting.gpu else ("ViT-tiny", 3, 4)
     layers, width, inner = 12, 64 * heads, 256 * heads
     config = ViTConfig(
         image_size=224, patch_size=16, hidden_size=width, num_hidden_layers=layers,
