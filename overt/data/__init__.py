@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from overt.data.pictures import Pictures
     from overt.data.resident import Resident, crop_and_flip, shift, vary
     from overt.data.rooms import scene67
+    from overt.data.scenes.captions import CaptionScenes
+    from overt.data.scenes.classify import DominantScenes
+    from overt.data.scenes.pairs import CaptionPairScenes
+    from overt.data.scenes.referring import ReferringScenes
+    from overt.data.scenes.relations import PhrasePairs
+    from overt.data.scenes.sentences import Sentences
     from overt.data.scenes.store import Scenes
     from overt.data.sets import root_of
     from overt.data.skipping import Readable, readable
@@ -50,12 +56,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Cached",
+    "CaptionPairScenes",
+    "CaptionScenes",
     "Captions",
     "Cifar10",
     "Cifar100",
     "Clevr",
     "Cub",
     "Daquar",
+    "DominantScenes",
     "EasyVqa",
     "Eraser",
     "Expressions",
@@ -71,10 +80,13 @@ __all__ = [
     "OwnMaps",
     "OwnMarks",
     "PhotoSet",
+    "PhrasePairs",
     "Pictures",
     "Readable",
+    "ReferringScenes",
     "Resident",
     "Scenes",
+    "Sentences",
     "SortOfClevr",
     "Source",
     "Split",
@@ -147,6 +159,12 @@ _HOMES = {
     "skipping": ("Readable", "readable"),
     "resident": ("Resident", "crop_and_flip", "shift", "vary"),
     "rooms": ("scene67",),
+    "scenes.captions": ("CaptionScenes",),
+    "scenes.classify": ("DominantScenes",),
+    "scenes.pairs": ("CaptionPairScenes",),
+    "scenes.referring": ("ReferringScenes",),
+    "scenes.relations": ("PhrasePairs",),
+    "scenes.sentences": ("Sentences",),
     "scenes.store": ("Scenes",),
     "sets": ("root_of",),
     "sortclevr": ("SortOfClevr",),
