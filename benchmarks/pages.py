@@ -30,6 +30,7 @@ FIGURES = {  # the beginning of a curve's title: the name of its figure
     "CIDEr-D": "captions",
     "Rank correlation": "maps",
 }
+MOST = 5  # operations of a profile that are told
 COLORS = ("#0b6e4f", "#b3541e", "#3d5a98", "#7b4b94")  # ours is the first
 
 
@@ -146,6 +147,32 @@ def gallery(names: dict[str, dict[str, Any]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {one} | {two} |" for one, two in pairs)])
 
 
+def profiles() -> str:
+    """Where the time of ours goes, a line a profile: the operations that take most of it."""
+    heads = ("profile", "ours", "theirs", "where the time of ours goes, and of theirs there")
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for device in DEVICES:
+        kept = results(f"profiles-{device}")
+        for name, one in ({} if kept is None else kept["profiles"]).items():
+            taken = [_milliseconds(one["seconds"][side]) for side in ("ours", "theirs")]
+            if device != "cpu":
+                busy = [_milliseconds(one["busy"][side]) for side in ("ours", "theirs")]
+                pairs = zip(taken, busy, strict=True)
+                taken = [f"{all_in}, of which kernels {some}" for all_in, some in pairs]
+            told = [
+                f"`{operation.removeprefix('aten::')}` {_milliseconds(row['ours'])}"
+                f" ({_milliseconds(row['theirs'])})"
+                for operation, row in list(one["operations"].items())[:MOST]
+            ]
+            where = "CPU" if device == "cpu" else "H200"
+            lines.append(f"| {name}, {where} | {taken[0]} | {taken[1]} | {', '.join(told)} |")
+    return "\n".join(lines)
+
+
+def _milliseconds(taken: float) -> str:
+    return f"{taken * 1000:.3g} ms"
+
+
 def parts() -> dict[str, str]:
     """What stands between the marks of docs/speed.md."""
     found = {}
@@ -154,7 +181,7 @@ def parts() -> dict[str, str]:
         kept = results(device)
         found[device] = nothing(device) if kept is None else table(kept)
         drawn |= {} if kept is None else curves(kept, device)
-    return {**found, "figures": gallery(drawn)}
+    return {**found, "figures": gallery(drawn), "profiles": profiles()}
 
 
 def main() -> None:

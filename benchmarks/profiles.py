@@ -3,14 +3,17 @@
     python benchmarks/profiles.py [--device cuda] [--out benchmarks/speed/profiles-cpu.json]
 
 Each pair runs under PyTorch's profiler. What is told, an operation, is the time spent in it and in
-nothing that it calls, in ours and in the other, as a share of what the other takes in all; the
-largest differences first.
+nothing that it calls, in ours and in the other: on a CPU that of the processor, on a card that of
+its kernels. On a card `busy` is how long kernels ran at all; the rest of a step it waits.
 """
 
 import argparse
 import json
 import os
+import sys
+import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,38 +24,69 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 import torch
 from sections import grounding, hard, rollout, supervision
 from sections.clock import race, timer
-from sections.report import machine
+from sections.report import Setting, machine
 
 ROUNDS, SHOWN = 5, 8
 Pair = tuple[Callable[[], object], Callable[[], object]]  # ours, and what it stands beside
 
 
-def pairs(device: str) -> dict[str, Pair]:
-    """What is looked into."""
-    bert = supervision.Bert.of(supervision.Size(164, 4), device)
-    plain, taught = grounding.model(4, 164)
-    short = rollout.Case(1, 164, device)
-    torch.manual_seed(0)
-    cells = hard.Case(hard.Pairwise(512), 32, 100, 512, device)
-    few = partial(hard.keep_top, count=25)
-    found = {
-        "BERT 164, supervised and plain": (bert.step(bert.ours), bert.step(bert.plain)),
-        "rollout 164, ours and weights kept": (
-            short.step(short.ours),
-            short.step(short.by_rows),
-        ),
-        "non-local, 25 of 100 cells and all": (
-            lambda: cells.some(hard.chosen, few).square().sum().backward(),
-            lambda: cells.all().square().sum().backward(),
-        ),
+def pairs(device: str) -> dict[str, Callable[[], Pair]]:
+    """What is looked into, and how it is made."""
+    found: dict[str, Callable[[], Pair]] = {
+        "BERT 164": partial(_bert, device),
+        "rollout 164": partial(_rollout, device),
+        "non-local, 25 of 100": partial(_hard, device, 32, 100, partial(hard.keep_top, count=25)),
+        "AdaHAN non-local, mean 6.5": partial(_hard, device, 32, 100, _adaptive(0.5)),
     }
     if device == "cpu":
-        found["VL-BERT 164, supervised and plain"] = (taught, plain)
-    return found
+        return {**found, "VL-BERT 164": lambda: (*reversed(grounding.model(4, 164)),)}  # type: ignore[dict-item]
+    return {
+        "VL-BERT 164": partial(_own, device, 164, 64),
+        "VL-BERT 512": partial(_own, device, 512, 32),
+        "BERT 164": found["BERT 164"],
+        "non-local, 31 of 196": partial(_hard, device, 256, 196, partial(hard.keep_top, count=31)),
+        "AdaHAN non-local": partial(_hard, device, 256, 196, _adaptive(0.5)),
+        "AdaHAN non-local, 2048 samples": partial(_hard, device, 2048, 196, _adaptive(0.5)),
+        "rollout 164": found["rollout 164"],
+    }
+
+
+def _adaptive(temperature: float) -> hard.Rule:
+    return partial(hard.keep_above_uniform, temperature=temperature)
+
+
+def _bert(device: str) -> Pair:
+    size = supervision.Size(164, 4) if device == "cpu" else supervision.Size(164, 64, 12, 768)
+    bert = supervision.Bert.of(size, device)
+    return bert.step(bert.ours), bert.step(bert.plain)
+
+
+def _own(device: str, positions: int, samples: int) -> Pair:
+    case = supervision.Own(positions, samples, Setting(device))
+    return case.step(case.ways["direct"]), case.step(case.ways["plain"])
+
+
+def _rollout(device: str) -> Pair:
+    case = rollout.Case(1 if device == "cpu" else 32, 164, device)
+    return case.step(case.ours), case.step(case.by_rows)
+
+
+def _hard(device: str, samples: int, cells: int, rule: hard.Rule) -> Pair:
+    torch.manual_seed(0)
+    case = hard.Case(hard.Pairwise(512), samples, cells, 512, device)
+
+    def step(run: Callable[[], torch.Tensor]) -> Callable[[], None]:
+        def once() -> None:
+            case.clear()
+            run().square().sum().backward()
+
+        return once
+
+    return step(partial(case.some, hard.chosen, rule)), step(case.all)
 
 
 def spent(way: Callable[[], object], device: str) -> dict[str, float]:
-    """Seconds by operation, of as many runs as there are rounds."""
+    """Seconds a run by operation."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device != "cpu":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
@@ -63,28 +97,24 @@ def spent(way: Callable[[], object], device: str) -> dict[str, float]:
         if device != "cpu":
             torch.cuda.synchronize()
     field = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
-    return {one.key: getattr(one, field) / 1e6 / ROUNDS for one in seen.key_averages()}
+    # kernels are listed beside the operations that launched them, and would count twice
+    told = [one for one in seen.key_averages() if "CPU" in str(one.device_type)]
+    found = {one.key: getattr(one, field) / 1e6 / ROUNDS for one in told}
+    return {name: taken for name, taken in found.items() if taken > 0}
 
 
 def looked_into(pair: Pair, device: str) -> dict[str, Any]:
-    """The largest differences, and the ratio without a profiler."""
+    """Where the time of ours goes, and what the other spends there; times without a profiler."""
+    times = race({"ours": pair[0], "theirs": pair[1]}, 2 * ROUNDS, timer(device), limit=8.0)
     ours, theirs = (spent(way, device) for way in pair)
-    times = race({"ours": pair[0], "theirs": pair[1]}, 2 * ROUNDS, timer(device), limit=20.0)
-    whole = times.of("theirs").median
-    rows = {
-        name: {
-            "ours": ours.get(name, 0.0) / whole,
-            "theirs": theirs.get(name, 0.0) / whole,
-            "more": (ours.get(name, 0.0) - theirs.get(name, 0.0)) / whole,
-        }
-        for name in ours | theirs
-    }
-    largest = sorted(rows, key=lambda name: -abs(rows[name]["more"]))[:SHOWN]
+    largest = sorted(ours, key=lambda name: -ours[name])[:SHOWN]
     return {
         "ratio": times.over("ours", "theirs").median,
-        "seconds": {"ours": times.of("ours").median, "theirs": whole},
-        "operations": {name: rows[name] for name in largest},
-        "calls": {"ours": len(ours), "theirs": len(theirs)},
+        "seconds": {name: times.of(name).median for name in ("ours", "theirs")},
+        "busy": {"ours": sum(ours.values()), "theirs": sum(theirs.values())},
+        "operations": {
+            name: {"ours": ours[name], "theirs": theirs.get(name, 0.0)} for name in largest
+        },
     }
 
 
@@ -95,17 +125,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = {}
-    for name, pair in pairs(given.device).items():
-        found[name] = one = looked_into(pair, given.device)
-        print(f"{name}: {one['ratio']:.3f}")
+    found: dict[str, Any] = {}
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    report = {"machine": machine(given.device), "date": date, "rounds": ROUNDS, "profiles": found}
+    for name, make in pairs(given.device).items():
+        try:
+            found[name] = one = looked_into(make(), given.device)
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            continue
+        print(f"{name}: {one['ratio']:.3f}, busy {one['busy']['ours'] * 1e3:.2f} ms of ours")
         for operation, row in one["operations"].items():
-            told = f"{row['ours']:7.3f} {row['theirs']:7.3f} {row['more']:+7.3f}"
-            print(f"  {operation:45} {told}", flush=True)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": machine(given.device), "rounds": ROUNDS, "profiles": found}
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
+            print(f"  {operation:45} {row['ours'] * 1e6:9.0f} {row['theirs'] * 1e6:9.0f} us")
+        sys.stdout.flush()
+        if given.out is not None:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
