@@ -85,6 +85,23 @@ def test_what_is_kept_for_the_backward_pass_counts_once():
     assert clock.kept(lambda: x.exp() + 1) == 400
 
 
+def test_a_step_that_cannot_be_recorded_is_told_and_the_others_go_on(monkeypatch):
+    clock = load("sections.clock")
+
+    def graphed(step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        return step
+
+    def waits() -> None:
+        raise RuntimeError("called a synchronizing operation\nsomewhere")
+
+    monkeypatch.setattr(clock, "graphed", graphed)
+    broken: dict[str, str] = {}
+    found = clock.recorded({"good": lambda: None, "bad": waits, "last": lambda: None}, broken)
+    assert list(found) == ["good", "last"]
+    assert broken == {"bad": "RuntimeError: called a synchronizing operation"}
+
+
 # --- the table
 
 
