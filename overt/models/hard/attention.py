@@ -143,8 +143,9 @@ class HardAttention(nn.Module):
         if self._extra is not None:
             kept = widened(scores.detach(), kept, self._extra)
         chosen = self._chosen(joint, scores, kept, known=mask is None)
-        weighed = chosen.weights if isinstance(chosen, Kept) else None
-        amounts = kept.to(scores.dtype) if weighed is None else weighed.to(scores)
+        amounts = kept.to(scores.dtype)
+        if self._weighs and isinstance(chosen, Kept) and chosen.weights is not None:
+            amounts = chosen.weights.to(scores)  # of all cells; else places may be filled up
         attention = AttentionMap.from_cells(amounts, layout)
         return Looked(self.aggregate(chosen, question), attention, self.costs(attention))
 
@@ -172,12 +173,16 @@ class HardAttention(nn.Module):
         """The cells that a map of ours has kept, and the operations that went into the summary."""
         weights = attention.weights.detach()[:, 0, 0, 0]
         kept = (weights > 0).sum(dim=-1).to(weights.dtype)
-        every = self.training and self.selection.weigh is not None
-        handled = torch.full_like(kept, weights.shape[1]) if every else kept
+        handled = torch.full_like(kept, weights.shape[1]) if self._weighs else kept
         flops = self.aggregate.flops(handled)
         if self.of_question is not None:
             flops = flops + linear_flops(self.of_question)
         return {"cells_kept": kept, "flops": flops}
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether all cells count now, each by its weight."""
+        return self.training and self.selection.weigh is not None
 
     @property
     def _rule(self) -> Rule:
@@ -197,9 +202,10 @@ class HardAttention(nn.Module):
         kept: Bool[Tensor, "b k"],
         known: bool,
     ) -> Kept | Ragged:
-        if self.training and self.selection.weigh is not None:
+        weigh = self.selection.weigh if self.training else None
+        if weigh is not None:
             there = scores.isfinite().any(dim=-1, keepdim=True)
-            weights = self.selection.weigh(torch.where(there, scores, 0), kept, self.progress)
+            weights = weigh(torch.where(there, scores, 0), kept, self.progress)
             return Kept(joint, weights=torch.where(there, weights, 0).to(joint.dtype))
         count = self._count(joint.shape[1], self._extra) if known else None
         return self.collect(joint, kept, count) if self.training else gather(joint, kept, count)

@@ -1,3 +1,4 @@
+import sys
 from functools import partial
 from itertools import pairwise
 
@@ -22,6 +23,7 @@ from overt.models.hard.selection import (
     climb,
     drawn,
     ebb,
+    filled_up,
     gather,
     keep_above_uniform,
     keep_all,
@@ -229,6 +231,25 @@ def test_masked_cells_give_what_gathered_ones_do(cells, question, name, aggregat
         found.append([looked.summary, looked.attention.weights, *looked.extras.values(), *slopes])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_a_card_fills_samples_up_and_finds_the_same(cells, question, aggregate, monkeypatch):
+    """What `gather` does there, here: places that are filled up are no cells of the map."""
+    mask = torch.ones(4, 12, dtype=torch.float64)
+    mask[0, 5:] = 0
+    attend = made("adaptive", aggregate).eval()
+    wanted = look(attend, cells, question, mask)
+    monkeypatch.setattr(sys.modules[HardAttention.__module__], "gather", on_a_card)
+    found = look(attend, cells, question, mask)
+    torch.testing.assert_close(found.summary, wanted.summary)
+    assert found.attention.weights.equal(wanted.attention.weights)
+    for name, values in wanted.extras.items():
+        torch.testing.assert_close(found.extras[name], values)
+
+
+def on_a_card(cells, kept, count=None):
+    return filled_up(cells, kept) if count is None else gather(cells, kept, count)
 
 
 def test_what_can_be_recorded():
