@@ -6,6 +6,7 @@ no partial pictures, and one sentence that names the file.
 """
 
 import io
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -145,7 +146,9 @@ def _decode(name: str, data: bytes, kind: str, most: int) -> Photo:
 
 
 def _reason(problem: Exception) -> str:
-    return " ".join(str(problem).split())[:200] or type(problem).__name__
+    """What Pillow says, without the objects of ours that it names."""
+    said = re.sub(r" ?<[^<>]* object at 0x[0-9a-f]+>", "", str(problem))
+    return " ".join(said.split())[:200] or type(problem).__name__
 
 
 def _orientation(picture: Any) -> int:

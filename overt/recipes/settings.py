@@ -30,7 +30,7 @@ _RANGES: dict[str, Bounds] = {
         ("limit", "train", "val", "test", "size", "heads", "glimpses", "hops"), (1, math.inf)
     ),
     **dict.fromkeys(
-        ("patience", "workers", "rate", "decay", "weight", "penalty", "world", "card"),
+        ("patience", "workers", "rate", "decay", "weight", "penalty", "world", "card", "watch"),
         (0, math.inf),
     ),
     **dict.fromkeys(("warmup", "dropout", "share"), (0, 1)),

@@ -2,6 +2,7 @@ import io
 import random
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -308,3 +309,11 @@ def test_several_files_become_one_batch(tmp_path):
     assert images.shape == (2, 3, 16, 16) and geometry.size.tolist() == [[10, 20], [30, 5]]
     with pytest.raises(BadInput, match="No photo"):
         load([], (16, 16))
+
+
+def test_what_cannot_be_decoded_is_said_without_objects_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "broken.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    with pytest.raises(Damaged, match=r"broken.png cannot be decoded as PNG \(.*\)\.$") as found:
+        open_image(path)
+    assert "object at" not in str(found.value)

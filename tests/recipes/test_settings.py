@@ -142,6 +142,7 @@ def test_the_last_of_two_wins_and_nothing_leaves_the_recipe_as_it_is() -> None:
         ("data.limit=99999999999999999999", "a whole number"),
         ("data.limit=" + "9" * 5000, "a whole number"),
         ("train.epochs=-1", "at least 1"),
+        ("train.watch=-1", "a whole number of at least 0"),
         ("train.epochs=none", "a whole number of at least 1, not 'none'."),
         ("train.rate=nan", "a number of at least 0, not 'nan'."),
         ("train.rate=inf", "not 'inf'."),
