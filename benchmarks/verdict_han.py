@@ -31,6 +31,7 @@ LEARNED = ("gumbel-sum-16", "straight-through-sum-16", "soft-to-hard-sum-16")
 LEVELS = (0.8, 0.9)
 FIGURE_3 = ("rn", "han-rn", "st-rn")
 EACH = 20  # questions of a picture
+STOPPED = ("first.json", "second.json", "third.json")  # steps of questions, then of pictures
 COUNTED, FOUND = 0.64, 0.9  # of relational questions, of those about one thing
 
 
@@ -252,9 +253,9 @@ TABLES = {
 
 def stopped(folder: Path) -> None:
     """Runs that were stopped: where they stood, and after how many questions they got anywhere."""
-    for path in [one for one in (folder / "first.json", folder / "second.json") if one.is_file()]:
+    for path in [one for name in STOPPED if (one := folder / name).is_file()]:
         found = json.loads(path.read_text())
-        each = EACH if path.stem == "second" else 1
+        each = 1 if path.name == STOPPED[0] else EACH
         print(f"\n== {folder.name}/{path.name}: {found['note']}")
         for name, run in sorted(found["runs"].items()):
             last = run["validation"][-1]
