@@ -14,7 +14,7 @@ as they are there, and work that was stopped goes on where it ended, on one proc
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +31,12 @@ from overt.capture.resting import still
 from overt.data.batch import Batch
 from overt.data.human import Truth, truth_of
 from overt.data.source import Source
-from overt.errors import BadInput, Damaged, Failed
+from overt.errors import BadInput, Damaged
 from overt.measure.scorecards.card import MODEL, Numbers, Scorecard
 from overt.measure.scorecards.catalogue import choose
 from overt.measure.scorecards.entries import Entry, Unasked
 from overt.measure.scorecards.sight import Look, Sight
-from overt.supervise.surrogate.making import Share, digest_of, share_of_this_process
+from overt.supervise.surrogate.making import Share, digest_of, share_of_this_process, wait_for
 
 FORMAT = "overt scorecard parts 1"
 PLAN, PARTS, PART, NUMBERS, SECONDS = "plan.json", "parts", "part.json", "numbers.npz", "clock.json"
@@ -329,7 +329,7 @@ def _kept(work: _Work, out: Path, here: Share, progress: Progress | None, label:
                 told.more(len(work.span(number)))
             else:
                 _write(out, key, number, work.part(number, told))
-        _wait(out, work.count, here)
+        wait_for([_place(out, number) for number in range(work.count)], here)
     return [_read(out, key, number) for number in range(work.count)]
 
 
@@ -389,25 +389,3 @@ def _read(out: Path, key: str, number: int) -> Part:
         tuple(str(word) for word in arrays[name]) for name in ("id", "cluster", "map")
     )
     return Part(ids, clusters, maps, arrays["numbers"], said["skipped"], clock)
-
-
-def _wait(out: Path, count: int, here: Share) -> None:
-    """Return when the parts of all processes are there."""
-    missing, since = count + 1, time.monotonic()
-    while True:
-        left = list(_left(out, count))
-        if not left:
-            return
-        if len(left) < missing:
-            missing, since = len(left), time.monotonic()
-        if time.monotonic() - since > here.patience:
-            raise Failed(
-                f"{_place(out, left[0])} has not come for {here.patience:g} seconds: is process "
-                f"{left[0] % here.world} of {here.world} still running? Start again to go on; "
-                "whole parts are kept."
-            )
-        time.sleep(0.05)
-
-
-def _left(out: Path, count: int) -> Iterator[int]:
-    return (number for number in range(count) if not _place(out, number).is_dir())

@@ -50,6 +50,24 @@ class Share:
     patience: float = 1800.0
 
 
+def wait_for(places: Sequence[Path], here: Share) -> None:
+    """Return when all of these folders are there, which processes make in turns."""
+    missing, since = len(places) + 1, time.monotonic()
+    while True:
+        left = [number for number, place in enumerate(places) if not place.is_dir()]
+        if not left:
+            return
+        if len(left) < missing:
+            missing, since = len(left), time.monotonic()
+        if time.monotonic() - since > here.patience:
+            raise Failed(
+                f"{places[left[0]]} has not come for {here.patience:g} seconds: is process "
+                f"{left[0] % here.world} of {here.world} still running? Start again to go on; what "
+                "is whole is kept."
+            )
+        time.sleep(0.05)
+
+
 def share_of_this_process() -> Share:
     """The share that `torchrun` or `accelerate launch` gave this process, or all of the work."""
     rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -221,17 +239,4 @@ def _wait(out: Path, plan: Plan, here: Share) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         return
-    missing, since = plan.count + 1, time.monotonic()
-    while True:
-        left = [n for n in range(plan.count) if not kept.place_of(out, n).is_dir()]
-        if not left:
-            return
-        if len(left) < missing:
-            missing, since = len(left), time.monotonic()
-        if time.monotonic() - since > here.patience:
-            raise Failed(
-                f"{kept.place_of(out, left[0])} has not come for {here.patience:g} seconds: is "
-                f"process {left[0] % here.world} of {here.world} still running? Start again to "
-                "go on; whole shards are kept."
-            )
-        time.sleep(0.05)
+    wait_for([kept.place_of(out, number) for number in range(plan.count)], here)
