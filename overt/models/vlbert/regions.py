@@ -126,9 +126,11 @@ def on_canvas(boxes: Float[Tensor, "b m 4"], geometry: PixelGeometry) -> Float[T
     height, width = geometry.canvas
     scale = geometry.scale.flip(-1).repeat(1, 2)[:, None].to(boxes)
     offset = geometry.offset.flip(-1).repeat(1, 2)[:, None].to(boxes)
-    moved = (boxes * scale + offset) / boxes.new_tensor([width, height, width, height])
-    one, two = moved.split(2, dim=-1)  # a flip swaps the two edges
-    return torch.cat([torch.minimum(one, two), torch.maximum(one, two)], dim=-1).clamp(0, 1)
+    # filled in, as numbers that are copied to a card are waited for
+    whole = torch.stack([boxes.new_full((), width), boxes.new_full((), height)])
+    one, two = (boxes * scale + offset).split(2, dim=-1)  # a flip swaps the two edges
+    edges = torch.minimum(one, two) / whole, torch.maximum(one, two) / whole
+    return torch.cat(edges, dim=-1).clamp(0, 1)
 
 
 def waves(places: Float[Tensor, "*b 4"]) -> Float[Tensor, "*b e"]:
@@ -152,7 +154,8 @@ def _placed(
     values: Tensor, whole: Tensor, boxes: Tensor, geometry: PixelGeometry, present: Tensor
 ) -> Regions:
     """Features with the waves of where they stand."""
-    everything = boxes.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(boxes), 4)
+    corner = boxes.new_zeros(len(boxes), 2)
+    everything = torch.cat([corner, corner + 1], dim=-1)
     places = [waves(one).to(values.dtype) for one in (on_canvas(boxes, geometry), everything)]
     return Regions(
         torch.cat([values, places[0]], dim=-1), torch.cat([whole, places[1]], dim=-1), present
