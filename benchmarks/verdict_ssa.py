@@ -21,7 +21,7 @@ from overt.measure import two_level
 from overt.measure.statistics import Interval
 
 HERE = Path(__file__).parent
-KEPT = ("accuracy", "pointing", "mass_inside", "rank_correlation")  # what is compared item by item
+KEPT = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")  # item by item
 PRETRAINED = "minilm-"
 SIDED = "easyvqa-question-adversarial"
 SAME = 0.005  # half a point
@@ -73,9 +73,14 @@ class Kept:
 
         `among` names the only seeds that count.
         """
-        both = [seed for seed in self.seeds(one) if seed in self.seeds(other)]
+        rows = (one, other)
+        both = [
+            seed
+            for seed in self.seeds(one)
+            if all(f"{row}/seed-{seed}/{name}" in self.samples for row in rows)
+        ]
         seeds = both if among is None else [seed for seed in both if seed in among]
-        if len(seeds) < 2 or f"{one}/seed-{seeds[0]}/{name}" not in self.samples:
+        if len(seeds) < 2:
             return None
         apart = self.each(one, name, seeds) - self.each(other, name, seeds)
         there = ~apart.isnan().any(dim=0)  # a question whose answer is no class has no accuracy
@@ -177,6 +182,9 @@ def gains(kept: Kept, before: str) -> dict[str, list[float]]:
     if kept.seeds(before + OWN):
         adds = kept.minus(f"{before}mse", before + OWN)
         print(f"  the search adds something, {before}mse over {before}{OWN}: {said(adds)}")
+        for other in ("none", OWN, PLACEBO["mse"]):  # found in the runs, and no rule before them
+            looks = kept.minus(f"{before}mse", before + other, "deletion")
+            print(f"    deletion, {before}mse over {before}{other}: {numbers(looks)}")
     own = {label for label, _ in kept.results if label.startswith(PRETRAINED) is bool(before)}
     for row in sorted(own - {f"{before}none", *(before + loss for loss in means)}):
         accuracy, looks = (spread(kept.means(row, name)) for name in ("accuracy", "entropy"))
