@@ -160,7 +160,8 @@ def test_watching_leaves_the_network_as_it_was() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["ltpa", "ssa", "han", "vgp", "a2"])
 def test_every_family_can_be_watched(family: str, tmp_path: Path) -> None:
-    tiny.run(tiny.recipe(f"{family}-scenes", "train.watch=1", "train.steps=1"), tmp_path / "run")
+    sets = ("train.watch=1", "train.steps=1", "data.limit=4")
+    tiny.run(tiny.recipe(f"{family}-scenes", *sets), tmp_path / "run")
     found = told(tmp_path / "run")
     assert found and all(one["layers"]["entropy"] for one in found)
 
