@@ -306,7 +306,7 @@ def launched(out: Path, way: str, world: int) -> dict[str, Any]:
     env |= {} if way == "hand" else {"ACCELERATE_TORCH_DEVICE": "cuda:0"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
     done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
     )
     left = out / f"{way}-{world}.json"
     if done.returncode == 0 and left.is_file():
