@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable would import all of Dynamo now
 from torch.overrides import TorchFunctionMode
 
 from overt.attention import AttentionMap, Layout, Span
@@ -284,7 +285,7 @@ class Thinned:
         self.lengths.append(states.shape[1])
         return args, kwargs
 
-    @torch.compiler.disable
+    @_disable_dynamo
     def _begin(
         self, states: Float[Tensor, "b n d"], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -303,7 +304,7 @@ class Thinned:
         now.hide(seen_by_masks(args, kwargs, now.places))
         self._now = now
 
-    @torch.compiler.disable
+    @_disable_dynamo
     def _step(self, at: int, now: "_State", states: Float[Tensor, "b k d"]) -> Tensor:
         call, self._call = self._call, None
         step = self.plan(now.tokens(states, call))
