@@ -26,7 +26,7 @@ from overt.measure.statistics import Interval
 from overt.recipes.a2.recipe import FUSIONS
 
 HERE = Path(__file__).parent
-SETS = ("a2-scenes", "a2-scenes-small", "a2-flickr8k")
+SETS = ("a2-scenes", "a2-scenes-short", "a2-flickr8k", "a2-flickr8k-short", "a2-scenes-small")
 SWEEPS = ("a2-fig4", "a2-flickr8k-lambda")
 LEAST = 3  # seeds
 SHOWN = ("bleu_4", "meteor", "rouge_l", "cider_d", "greedy_cider_d")
