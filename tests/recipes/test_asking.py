@@ -265,3 +265,26 @@ def test_one_caption_is_compared_and_not_chosen(shelf: foreign.Shelf) -> None:
 def test_too_many_captions_are_refused(shelf: foreign.Shelf) -> None:
     with pytest.raises(BadInput, match="65 captions are too many to choose from"):
         ask(open_model(shelf["clip"]), Given("ball\n" * 65, PHOTO))
+
+
+def test_captions_are_judged_one_by_one_where_a_model_was_trained_so() -> None:
+    """SigLIP: texts are filled up, and a chance is a caption's own."""
+    transformers = foreign.transformers
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    small |= {"num_hidden_layers": 1}
+    config = transformers.SiglipConfig(
+        text_config={"vocab_size": 30, "max_position_embeddings": 12, **small},
+        vision_config={"image_size": 32, "patch_size": 8, **small},
+    )
+    reader = foreign.tokenizer()
+    reader.model_max_length = 12
+    pixels = transformers.SiglipImageProcessor(size={"height": 32, "width": 32})
+    model = transformers.SiglipModel(config).eval()
+    subject = Subject("siglip", model, tokenizer=reader, image_processor=pixels)
+    both = ask(subject, Given("a red ball\nthe small dog", PHOTO))
+    [alone] = ask(subject, Given("the small dog", PHOTO)).captions
+    with torch.no_grad():
+        score = model(**ask(subject, Given("the small dog", PHOTO)).inputs).logits_per_image
+    assert alone == ("the small dog", pytest.approx(float(score.sigmoid()), abs=1e-6))
+    assert both.captions[1] == ("the small dog", pytest.approx(alone[1], abs=1e-6))
