@@ -35,7 +35,7 @@ def test_each_row_is_another_network_and_knows_its_label(data: str) -> None:
     for label, model in rows.items():
         recipe = settings.apply(MAKERS[data](), han.changes(model))
         assert recipe.set_name == data and label_of(data, recipe.model) == label
-    assert len({han._kind(model) for model in rows.values()}) == len(rows)
+    assert len({han._kind(data, model) for model in rows.values()}) == len(rows)
 
 
 def test_the_rows_of_the_paper_are_what_it_says() -> None:
@@ -52,12 +52,14 @@ def test_the_rows_of_the_paper_are_what_it_says() -> None:
 
 
 def test_a_quarter_of_the_cells() -> None:
-    """25 % of 5 x 5 cells, to the nearest, and of 8 x 8."""
-    for data, cells in (("sortclevr", 25), ("clevr", 64)):
+    """25 % of 5 x 5 cells, to the nearest, and of 8 x 8; of finer grids too."""
+    for data, side in (("sortclevr", 75), ("clevr", 128)):
         rows = han.rows_of(data)
-        assert {model.cells for model in rows.values()} == {round(cells / 4)}
+        for label, model in rows.items():
+            pixels = 8 if label == "han-rn-fine" else 16
+            assert model.cells == round((-(-side // pixels)) ** 2 / 4), label
         assert rows["rn"].depth is None and rows["rn-aligned"].depth == 2
-        assert han._kind(MAKERS[data]().model) == han._kind(rows["han-rn"])
+        assert han._kind(data, MAKERS[data]().model) == han._kind(data, rows["han-rn"])
 
 
 def test_on_64_cells_64_are_all() -> None:
