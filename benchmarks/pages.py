@@ -56,6 +56,8 @@ def table(kept: dict[str, Any]) -> str:
     commands = ", ".join(dict.fromkeys(f"`{one['command']}`" for one in parts))
     days = " and ".join(sorted({one["date"][:10] for one in parts}))
     loads = [one["load"] for one in parts]
+    commits = ", ".join(dict.fromkeys(one["commit"] for one in parts if "commit" in one))
+    days += f", commits {commits}" if commits else ""
     told = (
         f"{commands}, {days}, {where}, with a load of {min(loads):g} to {max(loads):g}, "
         f"Python {about['python']}, {peers}. {goals['reached']} goals reached, "

@@ -81,7 +81,7 @@ class Row:
         if self.value is None:
             return self.note or "not measured"
         if self.reached is None:
-            return ""
+            return self.note
         return "reached" if self.reached else "NOT reached"
 
 
