@@ -116,7 +116,7 @@ def distributions(top: str) -> set[str]:
 def test_every_import_is_declared() -> None:
     extras = {name for e in PROJECT["optional-dependencies"] if e != "dev" for name in declared(e)}
     # Packages that are read when the user has them, guarded, and belong to no extra.
-    guests = {"torchvision"}
+    guests = {"torchvision", "triton"}
     wrong = [
         f"{path.relative_to(ROOT)} imports {top}"
         for path, top, at_top in foreign()
