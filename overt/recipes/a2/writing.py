@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from overt.data.batch import Batch
+from overt.errors import BadInput
 from overt.models.captioning.captioner import Memory
 from overt.models.captioning.decoding import Rules, Texts, greedy, sample, sample_beside_greedy
 from overt.recipes.a2.networks import Net
 from overt.recipes.a2.recipe import Baseline, Critic
-from overt.train.recording import Record, Replay, on_cuda
+from overt.train.recording import Card, Record, Replay
 
 Write = Callable[[Memory], tuple[Texts, ...]]
 
@@ -83,7 +84,13 @@ class Recorded:
     def _recorded(self, memory: Memory) -> _Recording:
         present = None if memory.present is None else memory.present.clone()
         still = replace(memory, states=memory.states.clone(), present=present)
-        replay, texts = self.record(lambda: _bare(self.write(still)))
+        try:
+            replay, texts = self.record(lambda: _bare(self.write(still)))
+        except RuntimeError as problem:
+            raise BadInput(  # the card's random numbers are of no use after it: no way to go on
+                "these captions wait for the card and cannot be recorded; set train.graph=false "
+                f"({str(problem).splitlines()[0]})"
+            ) from problem
         return _Recording(still, replay, texts)
 
 
@@ -94,5 +101,4 @@ def _bare(texts: tuple[Texts, ...]) -> tuple[Texts, ...]:
 
 def recorded(write: Write) -> Recorded:
     """The same captions, from CUDA graphs that share their memory."""
-    pool: list[object] = []
-    return Recorded(write, lambda work: on_cuda(work, pool))
+    return Recorded(write, Card().record)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from overt.errors import BadInput
 from overt.models.captioning import decoding
 from overt.models.captioning.captioner import Memory
 from overt.models.captioning.decoding import Rules, Texts, greedy, sample
@@ -107,6 +108,17 @@ def test_a_replay_writes_about_the_pictures_it_is_given(
         same(ours, theirs)
         assert ours.attention == () and ours.tokens.shape[1] == RULES.longest
     assert tape.recorded == 2
+
+
+def test_what_cannot_be_recorded_ends_with_a_sentence(parts: Parts) -> None:
+    def refuse(work: Callable[[], tuple[Texts, ...]]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    model = net(parts, "none")
+    write, given = Recorded(usual(model, RULES), refuse), memory(model, parts, 0)
+    write(given)
+    with pytest.raises(BadInput, match=r"train.graph=false \(operation not .* capturing\)"):
+        write(given)
 
 
 @pytest.mark.parametrize("label", list(a2.rows()))
