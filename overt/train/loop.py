@@ -30,7 +30,7 @@ from overt.train import checkpoint
 from overt.train.checkpoint import State
 from overt.train.monitor import AttentionMonitor, Pulse
 from overt.train.processes import Processes, processes
-from overt.train.recording import Recorder, SealedProgress, fuse, on_cuda
+from overt.train.recording import Card, Recorder, SealedProgress, fuse
 from overt.train.report import Log, Reporter
 
 Losses = Mapping[str, Mapping[str, Loss]]
@@ -387,12 +387,13 @@ class _Run:
 
     def record(self) -> None:
         """From now on, record steps and replay them."""
-        pool: list[object] = []
+        card = Card()
         parameters = [p for one in self.sets.values() for p in one.parameters]
         self.recorder = Recorder(
             lambda batch: self.made([_Part(batch, counts=True)]),
             parameters,
-            lambda work: on_cuda(work, pool),
+            card.record,
+            card.beside,
         )
         for optimizer in self.optimizers.values():
             fuse(optimizer)

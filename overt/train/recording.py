@@ -27,21 +27,40 @@ MOST = 32  # shapes that are recorded; later ones run as they always do
 Record = Callable[[Callable[[], T]], tuple[Replay, T]]
 
 
-def on_cuda(work: Callable[[], T], pool: list[Any]) -> tuple[Replay, T]:
-    """The kernels of `work` as a CUDA graph; `pool` is the memory that all recordings share."""
-    graph = torch.cuda.CUDAGraph()
-    gc.collect()  # what a collector frees on the card while it records would break the recording
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool[0] if pool else None):
+class Card:
+    """A CUDA card that records: one stream and one memory for all recordings of a run.
+
+    Steps that come before a recording run on the same stream. The graph of an earlier step that is
+    still alive somewhere would else bind gradients to another stream, and break the recording.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.pool: Any = None
+
+    def beside(self, work: Callable[[], T]) -> T:
+        """The work as it is, on the stream of the recordings."""
+        here = torch.cuda.current_stream()
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
             made = work()
-    finally:
-        if collects:
-            gc.enable()
-    if not pool:
-        pool.append(graph.pool())
-    return graph.replay, made
+        here.wait_stream(self.stream)
+        return made
+
+    def record(self, work: Callable[[], T]) -> tuple[Replay, T]:
+        """The kernels of `work` as a CUDA graph."""
+        graph = torch.cuda.CUDAGraph()
+        gc.collect()  # what a collector frees on the card while it records breaks the recording
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                made = work()
+        finally:
+            if collects:
+                gc.enable()
+        self.pool = self.pool or graph.pool()
+        return graph.replay, made
 
 
 class Sealed(str):
@@ -136,8 +155,8 @@ class Recorder(Generic[T]):
     """Does `work` on batches, from a recording wherever there is one for their form.
 
     `work(batch)` leaves gradients in `parameters`, which have none before. The first steps of a
-    form are done as they are; then it is recorded. What `work` returns is written anew by each
-    replay of the same form.
+    form are done as they are, by `beside`; then it is recorded. What `work` returns is written anew
+    by each replay of the same form.
     """
 
     def __init__(
@@ -145,8 +164,9 @@ class Recorder(Generic[T]):
         work: Callable[[Batch], T],
         parameters: Sequence[nn.Parameter],
         record: Record[T],
+        beside: Callable[[Callable[[], T]], T] = lambda work: work(),
     ) -> None:
-        self.work, self.parameters, self.record = work, parameters, record
+        self.work, self.parameters, self.record, self.beside = work, parameters, record, beside
         self.recording = False
         self._done: dict[Hashable, int] = {}
         self._kept: dict[Hashable, Recording[T]] = {}
@@ -161,7 +181,7 @@ class Recorder(Generic[T]):
         if known is None:
             done = self._done[key] = self._done.get(key, 0) + 1
             if done <= WARM or len(self._kept) >= MOST:
-                return self.work(batch)
+                return self.beside(lambda: self.work(batch))
             known = self._kept[key] = self._recorded(batch)
         return known.play(batch)
 

@@ -159,7 +159,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     held: list[int] = []
 
     def stand_in(
-        work: Callable[[], loop._Gradients], pool: list[object]
+        work: Callable[[], loop._Gradients],
     ) -> tuple[Callable[[], None], loop._Gradients]:
         held.append(1)
         parameters = [p for one in NETS for p in one.parameters()]
@@ -185,7 +185,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             self.record()
         return real(self, resume)
 
-    monkeypatch.setattr(loop, "on_cuda", stand_in)
+    class Still:
+        """A card that there is not."""
+
+        def record(
+            self, work: Callable[[], loop._Gradients]
+        ) -> tuple[Callable[[], None], loop._Gradients]:
+            return stand_in(work)
+
+        def beside(self, work: Callable[[], loop._Gradients]) -> loop._Gradients:
+            return work()
+
+    monkeypatch.setattr(loop, "Card", Still)
     monkeypatch.setattr(loop._Run, "go", go)
     return held
 
@@ -294,5 +305,5 @@ def test_on_a_card_a_step_that_waits_is_refused(tmp_path: Path) -> None:
         fit(net, Numbers(50), waits, sets, limits, out=tmp_path, seed=3, device="cuda")
 
 
-def test_the_record_of_a_card_is_the_default() -> None:
-    assert loop.on_cuda is recording.on_cuda
+def test_the_loop_records_on_a_card() -> None:
+    assert loop.Card is recording.Card
