@@ -261,8 +261,7 @@ def images(recipe: BaselineRecipe, context: Context) -> Experiment:
     model = models.SmallCNN(len(classes), recipe.model.width, recipe.model.dropout)
 
     def moved(batch: Batch) -> Batch:
-        generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
-        return vary(batch, generator)
+        return vary(batch, dice(batch, recipe.train.graph))
 
     return experiment(
         model,
@@ -273,6 +272,18 @@ def images(recipe: BaselineRecipe, context: Context) -> Experiment:
         context,
         vary=moved if recipe.data.vary else lambda batch: batch,
     )
+
+
+def dice(batch: Batch, recorded: bool) -> torch.Generator:
+    """What the moves of a batch are drawn from: a stream of the host, begun by torch's own.
+
+    Steps that are recorded draw from the stream of their card: what the host has drawn would be
+    recorded with them, once for all.
+    """
+    if recorded and batch.images is not None and batch.images.is_cuda:
+        found: torch.Generator = torch.cuda.default_generators[batch.images.get_device()]
+        return found
+    return torch.Generator().manual_seed(int(torch.randint(2**31, ())))
 
 
 def texts(recipe: BaselineRecipe, context: Context) -> Experiment:

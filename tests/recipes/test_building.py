@@ -286,3 +286,29 @@ def test_the_decisive_number_of_validation_is_accuracy(
     best = files.read_tensors(tmp_path / "a/checkpoints/train/best/model.safetensors")
     last = files.read_tensors(tmp_path / "a/model/model.safetensors")
     assert all(torch.equal(best[name], last[name]) for name in last)
+
+
+def test_moves_are_drawn_from_the_stream_of_a_card_that_records_and_else_from_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing changes for steps that are not recorded; a recording holds no number of the host."""
+
+    class OnCard(torch.Tensor):
+        is_cuda = True
+
+        def get_device(self) -> int:
+            return 1
+
+    here = toy_batch()
+    assert here.images is not None
+    there = replace(here, images=here.images.as_subclass(OnCard))
+    streams = (torch.Generator(), torch.Generator())
+    monkeypatch.setattr(torch.cuda, "default_generators", streams)
+    before = torch.get_rng_state()
+    assert building.dice(there, recorded=True) is streams[1]
+    assert torch.equal(torch.get_rng_state(), before), "the host draws nothing"
+    for batch, recorded in ((here, True), (here, False), (there, False)):
+        torch.manual_seed(3)
+        seed = int(torch.randint(2**31, ()))
+        torch.manual_seed(3)
+        assert building.dice(batch, recorded).initial_seed() == seed

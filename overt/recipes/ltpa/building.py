@@ -15,7 +15,7 @@ from overt.errors import BadInput
 from overt.models.paying.attention import DECISIONS, SCORES
 from overt.models.paying.resnet import Depth
 from overt.models.paying.vgg import Dropout, Sizes
-from overt.recipes.building import SPLITS, First, experiment
+from overt.recipes.building import SPLITS, First, dice, experiment
 from overt.recipes.evaluation import Judge
 from overt.recipes.experiment import Evaluation, Experiment
 from overt.recipes.ltpa.evaluation import Others, capped, evaluated, judged_further
@@ -119,8 +119,7 @@ def trained(
     change = changed_by(recipe.data)
 
     def moved(batch: Batch) -> Batch:
-        generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
-        return change(batch, generator)
+        return change(batch, dice(batch, recipe.train.graph))
 
     model = network(recipe.model, len(classes), first_pool(recipe.data))
     if recipe.model.start is not None:
