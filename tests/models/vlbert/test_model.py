@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import BertConfig, BertModel
 
 from overt import watch
@@ -113,6 +114,24 @@ def test_what_is_seen_is_what_watch_sees_and_before_dropout():
     regions = output.looking_at("regions")
     expected = last[..., n + 1 : -1]
     torch.testing.assert_close(regions.weights, expected / expected.sum(dim=-1, keepdim=True))
+
+
+def test_a_step_copies_no_numbers_of_the_host():
+    """What is made of a list is copied to a card and waited for, and cannot be recorded."""
+    wrong = {torch.tensor, torch.as_tensor, torch.from_numpy, torch.Tensor.new_tensor}
+
+    class Refusing(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            assert func not in wrong, f"{func} within a step"
+            return func(*args, **(kwargs or {}))
+
+    given = batch()
+    model = net()
+    with Refusing():
+        with pytest.raises(AssertionError, match="new_tensor"):
+            torch.zeros(2).new_tensor([1.0])
+        output = model(given)
+        output.prediction.sum().backward()
 
 
 def test_masks_hide_keys_in_every_layer():
