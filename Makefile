@@ -65,7 +65,7 @@ clean:  ## remove what was built here; runs/ and .data/ stay
 	@echo "Installing torch (1 of 2) ..."
 	@$(PIP) torch
 	@echo "Installing overt and what it needs (2 of 2) ..."
-	@$(PIP) $(EDITABLE) .
+	@$(PIP) $(EDITABLE) '.[serve]'
 	@touch $@
 
 .venv/.dev: .venv/.core
