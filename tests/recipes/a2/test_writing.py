@@ -131,5 +131,5 @@ def test_no_token_waits_for_the_device(
     model = net(parts, label).to("meta")
     with torch.no_grad():
         given = encoded(model, parts.train.batch([0, 1]).to("meta"), each=5)
-        for write in (usual(model, RULES), drawing(model, Critic(), RULES)):
+        for write in (usual(model, Rules(2)), drawing(model, Critic(), Rules(2))):
             assert all(one.tokens.is_meta for one in write(given))
