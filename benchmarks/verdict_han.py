@@ -246,6 +246,7 @@ def daquar(kept: Kept) -> None:
 TABLES = {
     "han-sortclevr": sort_of_clevr,
     "han-scenes": scenes,
+    "han-scenes-short": scenes,
     "han-easyvqa": choosing,
     "han-daquar": daquar,
 }
