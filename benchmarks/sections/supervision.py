@@ -119,8 +119,8 @@ class Bert:
     def encoded(self) -> Tensor:
         """What the encoder makes of the tokens, without the model around it.
 
-        While a stream is recorded, Hugging Face's model makes a mask that hides nothing, which
-        keeps attention from its fastest kernel; as an eager step it makes none.
+        Recorded, the whole model takes longer than as it is, and nobody knows why: this leaves out
+        what it does before its encoder.
         """
         found: Tensor = self.model.encoder(self.model.embeddings(input_ids=self.tokens))[0]
         return found
