@@ -164,8 +164,8 @@ FACES: dict[str, Face] = {
     "CrossAttention": Face(lambda: CrossAttention(8, 2, 0.1), in_heads, Sizes()),
     "CausalAttention": Face(lambda: CausalAttention(8, 2, 0.1), causal, SELF, LOOKS_BACK),
     "SelfAttention": Face(lambda: SelfAttention(8, 2, 0.1), to_itself, SELF),
-    "Layer": Face(lambda: Layer(8, 2, 16, 0.1, 1e-5), to_itself, SELF, DEVICE),
-    "Encoder": Face(lambda: Encoder(2, 8, 2, 16, 0.1, 1e-5), encoded, SELF, DEVICE),
+    "Layer": Face(lambda: Layer(8, 2, 16, 0.1, 1e-5), to_itself, SELF),
+    "Encoder": Face(lambda: Encoder(2, 8, 2, 16, 0.1, 1e-5), encoded, SELF),
 }
 
 
