@@ -92,7 +92,7 @@ def log_shares(
     """One head of one sample in one layer."""
     program = tl.program_id(0)
     layer = program // (samples * heads)
-    b = program // heads % samples
+    b = (program // heads % samples).to(tl.int64)  # times a stride it may pass 32 bits
     h = program % heads
     g = h // (heads // groups)
     query = _row_block(
@@ -153,7 +153,7 @@ def to_rows(
     """The gradient of the rows of one head of one sample in one layer."""
     program = tl.program_id(0)
     layer = program // (samples * heads)
-    b = program // heads % samples
+    b = (program // heads % samples).to(tl.int64)  # times a stride it may pass 32 bits
     h = program % heads
     g = h // (heads // groups)
     base = program.to(tl.int64) * count * long
@@ -190,7 +190,7 @@ def to_keys(
 ):  # fmt: skip
     """Some keys of one group of heads of one sample, in one layer."""
     program = tl.program_id(0)
-    b = program // groups
+    b = (program // groups).to(tl.int64)
     g = program % groups
     first = tl.program_id(1) * BR
     s = tl.arange(0, BS)
@@ -198,7 +198,7 @@ def to_keys(
     found = tl.zeros([BR, BD], tl.float32)
     for one in range(each):
         h = g * each + one
-        at = (b * heads + h).to(tl.int64)
+        at = b * heads + h
         total = tl.load(sums + at * count + s, mask=s < count, other=0.0)
         slope = _slope_block(slopes, logs, total, at * count * long, first, count, long, BS, BR)
         query = _row_block(

@@ -7,6 +7,7 @@ into the gradient that attention has made, when its layer is due.
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -36,8 +37,10 @@ def fit(queries: Sequence[Tensor], keys: Sequence[Tensor], rows: int) -> bool:
         and (query.is_cuda or INTERPRETED)
         and query.dtype in FORMATS
         and query.dtype == key.dtype
-        and rows <= ROWS
-        and query.shape[-1] <= WIDE
+        and 0 < rows <= ROWS
+        and 0 < query.shape[-1] <= WIDE
+        and query.numel() > 0
+        and key.numel() > 0
         and all(_alike(one, query) for one in queries)
         and all(_alike(one, key) for one in keys)
     )
@@ -81,7 +84,8 @@ class Layers:
 
         l, b, h, *_ = self.sizes
         out = torch.empty(self.sizes, dtype=torch.float32, device=self.query.device)
-        kernels.log_shares[(l * b * h,)](out, *self._given(), **self._form())
+        with self._there():
+            kernels.log_shares[(l * b * h,)](out, *self._given(), **self._form())
         return out
 
     def of_rows(
@@ -94,7 +98,8 @@ class Layers:
         device = self.query.device
         made = torch.empty((l, b, h, s, self.width), dtype=self.query.dtype, device=device)
         sums = torch.empty((l, b, h, s), dtype=torch.float32, device=device)
-        kernels.to_rows[(l * b * h,)](made, sums, slopes, logs, *self._given(), **self._form())
+        with self._there():
+            kernels.to_rows[(l * b * h,)](made, sums, slopes, logs, *self._given(), **self._form())
         return made, sums
 
     def add_to_keys(
@@ -116,9 +121,14 @@ class Layers:
         grid = (self.sizes[1] * self.groups, -(-self.sizes[-1] // KEYS))
         given, form = self._given(), self._form()
         form["wide"] = whole.stride(0)
-        kernels.to_keys[grid](
-            *(whole, slopes, logs, sums, layer, whole.stride(1), whole.stride(2)), *given, **form
-        )
+        ends = whole.stride(1), whole.stride(2)
+        with self._there():
+            kernels.to_keys[grid](whole, slopes, logs, sums, layer, *ends, *given, **form)
+
+    def _there(self) -> AbstractContextManager[Any]:
+        """On the card of the queries, whichever is the present one."""
+        on_card = self.query.is_cuda
+        return torch.cuda.device(self.query.device) if on_card else nullcontext()
 
     def _given(self) -> tuple[Any, ...]:
         hidden = self.hidden if self.hidden is not None else self.rows

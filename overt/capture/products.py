@@ -193,16 +193,17 @@ def _on_card(tensors: Sequence[Tensor], ctx: Any) -> "launching.Layers | None":
     """The kernels for a call on a card that has them and a call that they know; None otherwise."""
     half = len(tensors) // 2
     queries, keys = tensors[:half], tensors[half:]
-    rows = ctx.rows
-    wanted = launching.fit(queries, keys, _length(queries[0], rows))
-    if not wanted or not isinstance(ctx.columns, slice):
+    rows, columns = ctx.rows, ctx.columns
+    if not isinstance(columns, slice) or columns.step not in (None, 1):
+        return None
+    if not launching.fit(queries, keys, _length(queries[0], rows)) or not _length(keys[0], columns):
         return None
     if isinstance(rows, slice):
         places = range(queries[0].shape[2])[rows]
-        rows = torch.arange(places.start, places.stop, device=queries[0].device)
+        rows = torch.arange(places.start, places.stop, places.step, device=queries[0].device)
         rows = rows.expand(len(queries[0]), -1)
     rows = rows.to(queries[0].device)
-    return launching.Layers(queries, keys, rows, ctx.columns, ctx.scale, ctx.softmax[0])
+    return launching.Layers(queries, keys, rows, columns, ctx.scale, ctx.softmax[0])
 
 
 def _parts_on_card(layers: "launching.Layers", gradient: Tensor, logs: Tensor) -> list[Part]:

@@ -49,6 +49,7 @@ ROWS = {
     "positions": torch.tensor([[0, 7, 7, 80, 3], [4, 1, 3, -1, -1]]),
     "a slice": slice(2, 21),
     "one": torch.tensor([[5], [6]]),
+    "every third": slice(1, 30, 3),
 }
 COLUMNS = {"all": slice(None), "some": slice(3, 70), "few": slice(10, 13)}
 
@@ -137,3 +138,16 @@ def test_what_the_kernels_do_not_know_goes_the_plain_way():
     assert not launching.fit([queries[0], queries[1][:, :, :9]], keys[:2], 3)
     assert not launching.fit(*make(width=launching.WIDE + 1), 3)
     assert module.log_shares(queries, keys, slice(0, 70), slice(0, 9)).shape[3] == 70
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [(slice(0, 0), slice(0, 5)), (slice(0, 3), slice(4, 4)), (slice(0, 3), slice(0, 9, 2))],
+    ids=["no rows", "no keys", "every second key"],
+)
+def test_nothing_and_gaps_go_the_plain_way(rows, columns):
+    queries, keys = make(layers=2)
+    logs = log_shares(queries, keys, rows, columns)
+    assert logs.shape[3:] == (len(range(90)[rows]), len(range(90)[columns]))
+    none = [one[:0] for one in queries], [one[:0] for one in keys]
+    assert log_shares(*none, slice(0, 3), slice(0, 9)).shape[1] == 0
