@@ -308,7 +308,7 @@ class _Run:
         if limits.steps is not None:
             self.steps = min(self.steps, limits.steps)
         self.optimizers = {name: one.optimizer for name, one in sets.items()}
-        self.recorder: Recorder[_Gradients] | None = None
+        self.recorder: Recorder[Batch, _Gradients] | None = None
 
     # --- the loop
 

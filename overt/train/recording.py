@@ -14,14 +14,14 @@ from typing import Any, Generic, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
-from overt.data.batch import Batch
 from overt.errors import BadInput
 
+G = TypeVar("G")
 T = TypeVar("T")
 Replay = Callable[[], None]
 
-WARM = 2  # steps of a shape before it is recorded: kernels are chosen and compiled in them
-MOST = 32  # shapes that are recorded; later ones run as they always do
+WARM = 2  # steps of a form before it is recorded: kernels are chosen and compiled in them
+MOST = 32  # forms that are recorded; later ones run as they always do
 
 # Given work, a replay of it and what it returned: tensors that each replay writes anew.
 Record = Callable[[Callable[[], T]], tuple[Replay, T]]
@@ -133,17 +133,17 @@ def sealed(value: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Recording(Generic[T]):
-    """One recorded step: where its batch lies, and what a replay leaves behind."""
+class Recording(Generic[G, T]):
+    """Recorded work: where what it is given lies, and what a replay leaves behind."""
 
-    batch: Batch
+    given: G
     replay: Replay
     made: T
     gradients: list[tuple[nn.Parameter, Tensor]]
 
-    def play(self, batch: Batch) -> T:
-        """The step on another batch of the same form."""
-        for ours, theirs in zip(tensors(self.batch), tensors(batch), strict=True):
+    def play(self, given: G) -> T:
+        """The work on something else of the same form."""
+        for ours, theirs in zip(tensors(self.given), tensors(given), strict=True):
             ours.copy_(theirs)
         self.replay()
         for parameter, gradient in self.gradients:
@@ -151,48 +151,50 @@ class Recording(Generic[T]):
         return self.made
 
 
-class Recorder(Generic[T]):
-    """Does `work` on batches, from a recording wherever there is one for their form.
+class Recorder(Generic[G, T]):
+    """Does `work` on batches or the like, from a recording wherever there is one for their form.
 
-    `work(batch)` leaves gradients in `parameters`, which have none before. The first steps of a
-    form are done as they are, by `beside`; then it is recorded. What `work` returns is written anew
-    by each replay of the same form.
+    `work(given)` leaves gradients in `parameters`, which have none before. The first `warm` times a
+    form is worked on as it is, by `beside`; then it is recorded. What `work` returns is written
+    anew by each replay of the same form.
     """
 
     def __init__(
         self,
-        work: Callable[[Batch], T],
+        work: Callable[[G], T],
         parameters: Sequence[nn.Parameter],
         record: Record[T],
         beside: Callable[[Callable[[], T]], T] = lambda work: work(),
+        warm: int = WARM,
     ) -> None:
         self.work, self.parameters, self.record, self.beside = work, parameters, record, beside
-        self.recording = False
+        self.warm, self.recording = warm, False
         self._done: dict[Hashable, int] = {}
-        self._kept: dict[Hashable, Recording[T]] = {}
+        self._kept: dict[Hashable, Recording[G, T]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __call__(self, batch: Batch, case: Hashable = None) -> T:
-        """The work on a batch; batches of another `case` do not share a recording."""
-        key = (form(batch), case)
+    def __call__(self, given: G, case: Hashable = None) -> T:
+        """The work on this; what comes in another `case` does not share a recording."""
+        key = (form(given), case)
         known = self._kept.get(key)
         if known is None:
             done = self._done[key] = self._done.get(key, 0) + 1
-            if done <= WARM or len(self._kept) >= MOST:
-                return self.beside(lambda: self.work(batch))
-            known = self._kept[key] = self._recorded(batch)
-        return known.play(batch)
+            if done <= self.warm or len(self._kept) >= MOST:
+                return self.beside(lambda: self.work(given))
+            known = self._kept[key] = self._recorded(given)
+        return known.play(given)
 
-    def _recorded(self, batch: Batch) -> Recording[T]:
-        still = sealed(batch)
+    def _recorded(self, given: G) -> Recording[G, T]:
+        still = sealed(given)
         self.recording = True
         try:
             replay, made = self.record(lambda: self.work(still))
         except RuntimeError as problem:
             if "captur" not in str(problem):
                 raise
+            # the card's random numbers are of no use after it: there is no way to go on
             raise BadInput(
                 "this step waits for the card and cannot be recorded; set train.graph=false "
                 f"({str(problem).splitlines()[0]})"

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from overt import supervise
 from overt.data.batch import Batch
 from overt.measure.captions import Consensus
-from overt.models.captioning.captioner import Captioner, Memory
+from overt.models.captioning.captioner import Memory
 from overt.models.captioning.decoding import Rules, Texts
 from overt.models.output import Decoder
 from overt.recipes.a2.data import Parts, Pictures, Sight, every, one_each, opened
 from overt.recipes.a2.evaluation import Scorer, evaluated, texts_of
 from overt.recipes.a2.ground import ground_of, take
 from overt.recipes.a2.judging import NextWord, NextWords
-from overt.recipes.a2.networks import AlignedCaptioner, Net, network
+from overt.recipes.a2.networks import AlignedCaptioner, Net, network, plain_of
 from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic, Schedule
 from overt.recipes.a2.writing import Write, drawing, recorded, usual
 from overt.recipes.building import limits, source, watching
@@ -102,11 +102,6 @@ def asked(model: Net, parts: Parts, example: Callable[[], Batch]) -> Spoken | Mu
         pixels=how.pixels,
         longest=parts.longest,
     )
-
-
-def plain_of(model: Net) -> Captioner:
-    """The captioner itself."""
-    return model.captioner if isinstance(model, AlignedCaptioner) else model
 
 
 def encoded(model: Net, batch: Batch, each: int | None = None) -> Memory:

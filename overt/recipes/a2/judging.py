@@ -16,10 +16,10 @@ from overt.attention import POINT, AttentionMap, words
 from overt.data.batch import Batch
 from overt.data.scenes.captions import CaptionScenes
 from overt.measure.drawing import seed_of
-from overt.models.captioning.captioner import Captioner, Memory
+from overt.models.captioning.captioner import Memory
 from overt.models.output import Output
 from overt.recipes.a2.data import Pictures
-from overt.recipes.a2.networks import AlignedCaptioner, Net
+from overt.recipes.a2.networks import AlignedCaptioner, Net, plain_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class NextWord(nn.Module):
         if batch.tokens is None or batch.token_mask is None:
             raise ValueError("a word is told from the words before it: the batch has no tokens")
         last = batch.token_mask.sum(dim=1) - 1
-        return Begun(self._plain.encode(batch), batch.tokens, last)
+        return Begun(plain_of(self.captioner).encode(batch), batch.tokens, last)
 
     def decide(self, features: Begun, mask: Mapping[str, Tensor] | None = None) -> Output:
         """The next word of every sample, and where it was looked for."""
@@ -132,10 +132,10 @@ class NextWord(nn.Module):
         memory = begun.memory.without(mask)
         if isinstance(model, AlignedCaptioner):
             with model.aligned() as seen:
-                told = self._plain.write(memory, begun.tokens)
+                told = plain_of(self.captioner).write(memory, begun.tokens)
             looked = seen.after((words(begun.tokens.shape[1]), memory.layout))
         else:
-            told = self._plain.write(memory, begun.tokens)
+            told = plain_of(self.captioner).write(memory, begun.tokens)
             looked = told.attention
         each = torch.arange(len(begun.tokens), device=begun.tokens.device)
         values = looked.values[each, :, :, begun.last][:, :, :, None]
@@ -146,8 +146,3 @@ class NextWord(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """What comes next."""
         return self.decide(self.encode(batch))
-
-    @property
-    def _plain(self) -> Captioner:
-        model = self.captioner
-        return model.captioner if isinstance(model, AlignedCaptioner) else model

@@ -45,6 +45,11 @@ def network(model: Model, align: Align, vocabulary: int, eye: Eye) -> Net:
     return plain if align.fuse is Fuse.NONE else AlignedCaptioner(plain, align)
 
 
+def plain_of(model: Net) -> Captioner:
+    """The captioner itself."""
+    return model.captioner if isinstance(model, AlignedCaptioner) else model
+
+
 def places(sizes: CaptionSizes) -> dict[str, Place]:
     """The cross-attentions of our captioner: what `perturb.crossings` finds by running it."""
     one = Place(sizes.heads, sizes.heads, sizes.width // sizes.heads)

@@ -17,7 +17,7 @@ from overt.recipes.a2.building import encoded
 from overt.recipes.a2.data import Parts, scenes
 from overt.recipes.a2.networks import network
 from overt.recipes.a2.recipe import Baseline, Critic
-from overt.recipes.a2.writing import Recorded, drawing, usual
+from overt.recipes.a2.writing import drawing, recorded, usual
 from tests.recipes.a2.small import SETS, without_numbers
 
 RULES = Rules(longest=6)
@@ -97,7 +97,7 @@ def test_a_replay_writes_about_the_pictures_it_is_given(
     """One recording a shape: other pictures and other weights are written about anew."""
     monkeypatch.setattr(decoding, "_over", lambda *_: False)  # as on a card that records
     model, tape = net(parts, label), Tape()
-    write, plain = Recorded(usual(model, RULES), tape), usual(model, RULES)
+    write, plain = recorded(usual(model, RULES), tape), usual(model, RULES)
     for number, pictures in enumerate([(0, 1), (2, 3), (4, 5), (6,), (7,)]):
         if number == 2:
             with torch.no_grad():
@@ -115,7 +115,7 @@ def test_what_cannot_be_recorded_ends_with_a_sentence(parts: Parts) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     model = net(parts, "none")
-    write, given = Recorded(usual(model, RULES), refuse), memory(model, parts, 0)
+    write, given = recorded(usual(model, RULES), refuse), memory(model, parts, 0)
     write(given)
     with pytest.raises(BadInput, match=r"train.graph=false \(operation not .* capturing\)"):
         write(given)
