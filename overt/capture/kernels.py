@@ -15,8 +15,22 @@ FORMATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32
 
 
 @triton.jit
+def _head(samples, heads, groups):
+    """Which head of which sample in which layer a program is about, and its group of keys."""
+    program = tl.program_id(0).to(tl.int64)  # times a size or a stride it may pass 32 bits
+    h = program % heads
+    return (
+        program,
+        program // (samples * heads),
+        program // heads % samples,
+        h,
+        h // (heads // groups),
+    )
+
+
+@triton.jit
 def _row_block(
-    places, rows, layer, b, h, samples, count, query_b, query_h, query_n,
+    places, rows, layer, b, h, count, query_b, query_h, query_n,
     FORMAT: tl.constexpr, ALIGNED: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
@@ -83,34 +97,16 @@ def _slope_block(
 
 @triton.jit
 def log_shares(
-    out, places, rows, hidden,
+    out, hidden, hidden_b, hidden_s, HIDES: tl.constexpr, places, rows,
     layers, samples, heads, groups, count, long, start, scale,
-    query_b, query_h, query_n, key_b, key_g, key_n, hidden_b, hidden_s, wide,
-    HIDES: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    query_b, query_h, query_n, key_b, key_g, key_n,
+    FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """One head of one sample in one layer."""
-    program = tl.program_id(0)
-    layer = program // (samples * heads)
-    b = (program // heads % samples).to(tl.int64)  # times a stride it may pass 32 bits
-    h = program % heads
-    g = h // (heads // groups)
+    program, layer, b, h, g = _head(samples, heads, groups)
     query = _row_block(
-        places,
-        rows,
-        layer,
-        b,
-        h,
-        samples,
-        count,
-        query_b,
-        query_h,
-        query_n,
-        FORMAT,
-        ALIGNED,
-        D,
-        BD,
-        BS,
+        places, rows, layer, b, h, count, query_b, query_h, query_n, FORMAT, ALIGNED, D, BD, BS
     )
     most = tl.full([BS], -float("inf"), tl.float32)
     total = tl.zeros([BS], tl.float32)
@@ -128,7 +124,7 @@ def log_shares(
         most = more
     level = tl.where(total > 0, tl.where(most == -float("inf"), 0.0, most) + tl.log(total), 0.0)
     s = tl.arange(0, BS)
-    base = out + program.to(tl.int64) * count * long
+    base = out + program * count * long
     for first in range(0, long, BR):
         key = _key_block(
             places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
@@ -144,19 +140,15 @@ def log_shares(
 
 @triton.jit
 def to_rows(
-    made, sums, slopes, logs, places, rows, hidden,
+    made, sums, slopes, logs, places, rows,
     layers, samples, heads, groups, count, long, start, scale,
-    query_b, query_h, query_n, key_b, key_g, key_n, hidden_b, hidden_s, wide,
-    HIDES: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    query_b, query_h, query_n, key_b, key_g, key_n,
+    FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the rows of one head of one sample in one layer."""
-    program = tl.program_id(0)
-    layer = program // (samples * heads)
-    b = (program // heads % samples).to(tl.int64)  # times a stride it may pass 32 bits
-    h = program % heads
-    g = h // (heads // groups)
-    base = program.to(tl.int64) * count * long
+    program, layer, b, _, g = _head(samples, heads, groups)
+    base = program * count * long
     s = tl.arange(0, BS)
     d = tl.arange(0, BD)
     total = tl.zeros([BS], tl.float32)
@@ -175,17 +167,17 @@ def to_rows(
             FORMAT, ALIGNED, D, BD, BR,
         )  # fmt: skip
         found += tl.dot(slope.to(FORMAT), key, input_precision=EXACT)
-    at = made + (program.to(tl.int64) * count + s[:, None]) * D + d[None, :]
+    at = made + (program * count + s[:, None]) * D + d[None, :]
     there = (s < count)[:, None] & (d < D)[None, :]
     tl.store(at, (found * scale).to(FORMAT), mask=there)
 
 
 @triton.jit
 def to_keys(
-    whole, slopes, logs, sums, layer, whole_g, whole_n, places, rows, hidden,
+    whole, whole_b, whole_g, whole_n, slopes, logs, sums, layer, places, rows,
     layers, samples, heads, groups, count, long, start, scale,
-    query_b, query_h, query_n, key_b, key_g, key_n, hidden_b, hidden_s, wide,
-    HIDES: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    query_b, query_h, query_n, key_b, key_g, key_n,
+    FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Some keys of one group of heads of one sample, in one layer."""
@@ -202,13 +194,13 @@ def to_keys(
         total = tl.load(sums + at * count + s, mask=s < count, other=0.0)
         slope = _slope_block(slopes, logs, total, at * count * long, first, count, long, BS, BR)
         query = _row_block(
-            places, rows, layer, b, h, samples, count, query_b, query_h, query_n,
+            places, rows, layer, b, h, count, query_b, query_h, query_n,
             FORMAT, ALIGNED, D, BD, BS,
         )  # fmt: skip
         found += tl.dot(tl.trans(slope).to(FORMAT), query, input_precision=EXACT)
     r = first + tl.arange(0, BR)
     d = tl.arange(0, BD)
     there = (r < long)[:, None] & (d < D)[None, :]
-    place = whole + b * wide + g * whole_g + (start + r)[:, None] * whole_n + d[None, :]
+    place = whole + b * whole_b + g * whole_g + (start + r)[:, None] * whole_n + d[None, :]
     before = tl.load(place, mask=there, other=0.0).to(tl.float32)
     tl.store(place, (before + found * scale).to(FORMAT), mask=there)

@@ -85,7 +85,7 @@ class Layers:
         l, b, h, *_ = self.sizes
         out = torch.empty(self.sizes, dtype=torch.float32, device=self.query.device)
         with self._there():
-            kernels.log_shares[(l * b * h,)](out, *self._given(), **self._form())
+            kernels.log_shares[(l * b * h,)](out, *self._hides(), **self._given())
         return out
 
     def of_rows(
@@ -99,7 +99,7 @@ class Layers:
         made = torch.empty((l, b, h, s, self.width), dtype=self.query.dtype, device=device)
         sums = torch.empty((l, b, h, s), dtype=torch.float32, device=device)
         with self._there():
-            kernels.to_rows[(l * b * h,)](made, sums, slopes, logs, *self._given(), **self._form())
+            kernels.to_rows[(l * b * h,)](made, sums, slopes, logs, **self._given())
         return made, sums
 
     def add_to_keys(
@@ -119,27 +119,29 @@ class Layers:
         from overt.capture import kernels
 
         grid = (self.sizes[1] * self.groups, -(-self.sizes[-1] // KEYS))
-        given, form = self._given(), self._form()
-        form["wide"] = whole.stride(0)
-        ends = whole.stride(1), whole.stride(2)
+        ends = whole.stride()[:3]
         with self._there():
-            kernels.to_keys[grid](whole, slopes, logs, sums, layer, *ends, *given, **form)
+            kernels.to_keys[grid](whole, *ends, slopes, logs, sums, layer, **self._given())
 
     def _there(self) -> AbstractContextManager[Any]:
         """On the card of the queries, whichever is the present one."""
         on_card = self.query.is_cuda
         return torch.cuda.device(self.query.device) if on_card else nullcontext()
 
-    def _given(self) -> tuple[Any, ...]:
-        hidden = self.hidden if self.hidden is not None else self.rows
-        return (self.places, self.rows, hidden)
+    def _hides(self) -> tuple[Any, ...]:
+        """What is hidden, and its strides; some tensor or other where nothing is."""
+        if self.hidden is None:
+            return self.rows, 0, 0, False
+        return self.hidden, *self.hidden.stride()[:2], True
 
-    def _form(self) -> dict[str, Any]:
+    def _given(self) -> dict[str, Any]:
+        """What every kernel is given."""
         from overt.capture.kernels import FORMATS as formats
 
         l, b, h, s, r = self.sizes
-        hidden = (0, 0) if self.hidden is None else self.hidden.stride()[:2]
         return {
+            "places": self.places,
+            "rows": self.rows,
             "layers": l,
             "samples": b,
             "heads": h,
@@ -154,10 +156,6 @@ class Layers:
             "key_b": self.key.stride(0),
             "key_g": self.key.stride(1),
             "key_n": self.key.stride(2),
-            "hidden_b": hidden[0],
-            "hidden_s": hidden[1],
-            "wide": 0,
-            "HIDES": self.hidden is not None,
             "FORMAT": formats[self.query.dtype],
             "EXACT": "ieee" if self.query.dtype == torch.float32 else "tf32",
             "ALIGNED": self.aligned,
