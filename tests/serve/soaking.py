@@ -1,18 +1,14 @@
-"""Many requests to a running server, and what it holds before and after: memory, files, threads.
-
-By hand, for as long as one likes: `python -m tests.serve.soaking FOLDER_OF_RUNS SECONDS`.
-"""
+"""Many requests to a running server, and what it holds before and after: memory, files, threads."""
 
 import gc
 import http.client
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,30 +112,3 @@ def mixed(models: Sequence[str], body: Callable[..., dict[str, Any]]) -> list[tu
     found.append(("/api/ask", body(model="nobody")))
     found.append(("/api/ask", body(picture="AAAA")))
     return found
-
-
-def main(folder: str, seconds: float) -> None:
-    """Ask for so long, and say what is held every minute."""
-    from overt.serve.app import make
-    from overt.serve.line import Line
-    from overt.serve.shelf import Shelf, offer
-    from tests.serve.conftest import encoded
-    from tests.serve.running import LONG, served
-
-    shelf = Shelf(offer([folder]))
-
-    def body(**changes: Any) -> dict[str, Any]:
-        return {"picture": encoded(), "text": "what color is the circle", **changes}
-
-    questions = mixed(shelf.names[:4], body)
-    total, began = 0, time.monotonic()
-    with served(make(shelf, line=Line(patience=LONG))) as address:
-        while time.monotonic() - began < seconds:
-            end = time.monotonic() + 60
-            total += ask(address, questions, lambda count, end=end: time.monotonic() > end)
-            said = {"seconds": round(time.monotonic() - began), "requests": total}
-            print(json.dumps({**said, **asdict(holding())}), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
