@@ -21,7 +21,14 @@ from overt.measure import two_level
 from overt.measure.statistics import Interval
 
 HERE = Path(__file__).parent
-KEPT = ("accuracy", "pointing", "mass_inside", "rank_correlation", "deletion")  # item by item
+KEPT = (  # item by item
+    "accuracy",
+    "pointing",
+    "mass_inside",
+    "rank_correlation",
+    "deletion",
+    "deletion_overwritten",
+)
 PRETRAINED = "minilm-"
 SIDED = "easyvqa-question-adversarial"
 SAME = 0.005  # half a point
@@ -153,7 +160,7 @@ def accuracy_table(kept: Kept) -> None:
     strong = "yes" if none and np.mean(none) >= BEST[kept.name] else "NO"
     print(f"baseline {spread(none)}, at least the paper's best {BEST[kept.name]}: {strong}")
     means = gains(kept, "")
-    if kept.seeds("uniform-mse"):
+    if kept.seeds("uniform-mse") or kept.seeds("random-mse"):
         for row in ("uniform-mse", "random-mse"):
             print(f"  any map does, {row} over none: {said(kept.minus(row, 'none'))}")
         broad = kept.minus("uniform-mse", "shuffled-mse")
@@ -185,12 +192,26 @@ def gains(kept: Kept, before: str) -> dict[str, list[float]]:
         for other in ("none", OWN, PLACEBO["mse"]):  # found in the runs, and no rule before them
             looks = kept.minus(f"{before}mse", before + other, "deletion")
             print(f"    deletion, {before}mse over {before}{other}: {numbers(looks)}")
+        rests(kept, before)
     own = {label for label, _ in kept.results if label.startswith(PRETRAINED) is bool(before)}
     for row in sorted(own - {f"{before}none", *(before + loss for loss in means)}):
         accuracy, looks = (spread(kept.means(row, name)) for name in ("accuracy", "entropy"))
         found = numbers(kept.minus(row, f"{before}none"))
         print(f"  {row}: {accuracy}, entropy {looks}, over none {found}")
     return means
+
+
+def rests(kept: Kept, before: str) -> None:
+    """Do answers rest more on what is attended to, when the words are written over? New seeds."""
+    name = "deletion_overwritten"
+    beyond = [
+        kept.minus(f"{before}mse", before + other, name) for other in (OWN, PLACEBO["mse"], "none")
+    ]
+    if any(beyond):
+        for other, one in zip((OWN, PLACEBO["mse"], "none"), beyond, strict=True):
+            print(f"    {name}, {before}mse over {before}{other}: {said(one)}")
+        shown = all(one is not None and one[0].low > 0 for one in beyond[:2])
+        print(f"    answers rest more on what is attended to: {'shown' if shown else 'not shown'}")
 
 
 def ranks(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float:

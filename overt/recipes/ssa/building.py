@@ -87,7 +87,7 @@ def build(recipe: SsaRecipe, context: Context) -> Experiment:
         model=stages.model,
         sources=[source(opened.train), source(opened.validation.data), source(judge.data)],
         stages=stages.all(),
-        evaluate=lambda reporter: judged(judge, stages, names[0]),
+        evaluate=lambda reporter: judged(judge, stages, names[0], opened.blank),
         example=example,
         spoken=spoken(stages.model, judge.classes, opened.reader, example),
         judged=judge.data,
@@ -98,7 +98,8 @@ def build(recipe: SsaRecipe, context: Context) -> Experiment:
 class Opened:
     """The three parts of a data set, and `shown`, the first of them as it lies on the disk.
 
-    `batch` items are searched at a time; `reader` reads the texts.
+    `batch` items are searched at a time; `reader` reads the texts; `blank` is the token of a
+    hidden word.
     """
 
     train: DataSet
@@ -107,6 +108,7 @@ class Opened:
     shown: DataSet
     batch: int = 256
     reader: vocabulary.Reader | None = None
+    blank: int | None = None
 
 
 Made = tuple[Opened, Callable[[], nn.Module]]
@@ -155,11 +157,12 @@ def texts(data: Texts, model: TextModel | Pretrained, context: Context) -> Made:
     train, held, test = map(part, SPLITS)
     classes = train.data.classes
     judges = Judge(held, classes, portion=128), Judge(test, classes, portion=128)
+    blank = train.data.reader.mask
     if tuned is not None:  # whose words are found by their characters
-        return Opened(train, *judges, train), lambda: tuned(len(classes))
+        return Opened(train, *judges, train, blank=blank), lambda: tuned(len(classes))
     known = data.name is Files.YELP  # what people marked stands on words, which are not held
     kept: DataSet = train if known else Held.of(train, device_of(context))
-    opened = Opened(kept, *judges, train, reader=train.data.reader)
+    opened = Opened(kept, *judges, train, reader=train.data.reader, blank=blank)
     assert isinstance(model, TextModel)
     return opened, lambda: text_classifier(model, train.data.reader.size, len(classes))
 

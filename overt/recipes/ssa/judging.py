@@ -1,7 +1,8 @@
 """What a run of Self Supervision for Attention Networks says besides its accuracy.
 
 Of the test: agreement with the truth or with people, also that of the first network (`_before`),
-and accuracies of several right answers. Of the training split: what the search found.
+accuracies of several right answers, and of texts what is lost when the attended words are written
+over. Of the training split: what the search found.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +18,10 @@ from overt.attention import AttentionMap
 from overt.capture.resting import resting
 from overt.data.batch import Batch
 from overt.measure.measured import Measure
+from overt.measure.removal import in_tokens
 from overt.models import Output
-from overt.recipes.evaluation import Judge, Noted, also, drawn, noted
+from overt.models.adopting.hiding import kept_keys
+from overt.recipes.evaluation import CONTRAST_SEED, DELETION, Judge, Noted, also, drawn, noted
 from overt.recipes.experiment import Evaluation, Value, direction
 from overt.recipes.ssa.stages import Stages
 from overt.recipes.ssa.teaching import everything
@@ -42,12 +45,17 @@ AGREEMENT = {
 }
 
 
-def judged(judge: Judge, stages: Stages, name: str) -> Evaluation:
-    """Everything about the network of a run: the judge's numbers and those above."""
+def judged(judge: Judge, stages: Stages, name: str, blank: int | None = None) -> Evaluation:
+    """Everything about the network of a run: the judge's numbers and those above.
+
+    `blank` is the token of a hidden word, where texts are judged.
+    """
     device = stages.device
     model: Any = stages.model
     found = judge.evaluate(model, device)
     more = noted(_further(model, batch, name) for batch in judge.batches(device))
+    if blank is not None:
+        more |= noted(overwritten(model, batch, blank) for batch in judge.batches(device))
     more |= _carried(judge, model, name, device)
     if stages.recipe.taught and stages.needs_first:
         first: Any = stages.parts.first.to(device)
@@ -70,6 +78,33 @@ def _further(model: Any, batch: Batch, name: str) -> Noted:
     said = model(batch).prediction
     declared = measure.soft_accuracy.measure
     return {"vqa_accuracy": (declared, measure.soft_accuracy(said, batch.answers))}
+
+
+def overwritten(model: Any, batch: Batch, blank: int) -> Noted:
+    """Deletion when `blank` is written over the attended words, beside as many random ones.
+
+    The search, and the judge's own deletion, hide words inside the network: what was taught by the
+    one could please the other. Here it is the text that changes.
+    """
+    assert batch.tokens is not None
+    features = model.encode(batch)
+    attention = model.decide(features).looking_at("text").over_heads()
+    layout = getattr(features, "layout", None)  # a pretrained encoder has tokens that are no words
+
+    def classify(tokens: Tensor) -> Tensor:
+        changed = replace(batch, tokens=tokens)
+        read = model.encode(changed) if layout is None else replace(features, batch=changed)
+        prediction: Tensor = model.decide(read).prediction
+        return prediction
+
+    written = in_tokens(classify, batch.tokens, blank)
+
+    def decide(keep: Tensor) -> Tensor:
+        return written(keep if layout is None else kept_keys(layout, {"text": keep}))
+
+    generator = torch.Generator().manual_seed(CONTRAST_SEED)
+    found = measure.contrast(decide, attention, None, generator, draws=2)
+    return {"deletion_overwritten": (DELETION, found.beyond_random)}
 
 
 def _agreement(model: Any, batch: Batch, name: str) -> Noted:

@@ -73,6 +73,7 @@ def test_a_task_runs_and_says_what_it_found(run: Run, name: str, kind: Any) -> N
     assert 0 <= ours["improved"]["value"] <= 1
     assert ours[f"gamma_{'text' if name == 'ssa-trec' else 'image'}"]["value"] > 0
     assert ("pointing_before" in ours) is (name == "ssa-scenes")
+    assert ("deletion_overwritten" in ours) is (name == "ssa-trec")
     assert isinstance(kind.from_pretrained(out / "model"), kind)
 
 
