@@ -232,11 +232,14 @@ class Relation(nn.Module):
             kept = Kept(kept.filled(kept.packed), kept.present.to(kept.packed.dtype))
         left, right = self._first(kept.values)
         right = right + self._asked(question)[:, None]
-        pairs = self.rest((left[:, :, None] + right[:, None]).relu_())
+        pairs = (left[:, :, None] + right[:, None]).relu_()
+        # one long list of pairs: a layer's answer is then no view, and a ReLU in its place needs
+        # no copies of it in the backward pass, which would take as long as all the rest
+        made = self.rest(pairs.flatten(0, 2)).unflatten(0, (len(pairs), left.shape[1] ** 2))
         if kept.weights is None:
-            return pairs.sum(dim=(1, 2))
-        amounts = einsum(kept.weights, kept.weights, "b i, b j -> b i j").to(pairs.dtype)
-        return einsum(pairs, amounts, "b i j s, b i j -> b s")
+            return made.sum(dim=1)
+        amounts = einsum(kept.weights, kept.weights, "b i, b j -> b i j").to(made.dtype)
+        return (amounts.flatten(1)[:, None] @ made)[:, 0]
 
     def _over_packed(self, kept: Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
         """The same over kept cells that stand one after another, sample after sample."""

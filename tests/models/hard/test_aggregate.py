@@ -3,6 +3,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from overt.errors import BadInput
@@ -217,6 +218,33 @@ def test_pairs_are_all_ordered_pairs_of_each_sample():
 def test_han_11_a_quarter_of_the_cells_is_a_sixteenth_of_the_pairs():
     assert len(pairs_of((64,))[0]) == 4096
     assert len(pairs_of((16,))[0]) == 256
+
+
+class Made(TorchDispatchMode):
+    """Counts the tensors of so many numbers that operations make: new ones, no views."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.count = numbers, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        fresh = not function.is_view and not any(one is made for one in args)
+        if fresh and isinstance(made, torch.Tensor) and made.numel() == self.numbers:
+            self.count += 1
+        return made
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_pairs_are_made_no_more_often_than_they_must(weighed):
+    """Once a layer forward; backward once a layer by its product and once by its ReLU."""
+    b, m, hidden, layers = 3, 5, 16, 4
+    net = Relation(6, 2, hidden, layers)
+    weights = torch.rand(b, m, requires_grad=True) if weighed else None
+    kept = Kept(torch.randn(b, m, 6, requires_grad=True), weights)
+    with Made(b * m * m * hidden) as made:
+        net(kept, torch.randn(b, 2)).sum().backward()
+    assert made.count <= 3 * layers
 
 
 def test_packing_is_taken_when_filling_up_is_waste():
