@@ -83,8 +83,12 @@ class Over(Enum):
 class Sees(Enum):
     """What a discriminator is given beside a map: the `mean` of the sample's features alone, or
     also what the map takes from them, `attended`.
+
+    With `nothing` it judges maps by themselves, as the code published for the paper's forerunner
+    does: then it only learns how targets are spread.
     """
 
+    NOTHING = "nothing"
     MEAN = "mean"
     ATTENDED = "attended"
 

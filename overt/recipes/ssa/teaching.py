@@ -268,9 +268,11 @@ class Lesson:
         return {"model": losses, **({"rival": rivals} if rivals else {})}
 
 
-def shown_to(plan: Plan, features: Any, name: str) -> tuple[Tensor, Tensor | None]:
+def shown_to(plan: Plan, features: Any, name: str) -> tuple[Tensor | None, Tensor | None]:
     """What a discriminator is given beside a map over the span `name`: context, and values."""
     match plan.sees:
+        case Sees.NOTHING:
+            return None, None
         case Sees.MEAN:
             return features.pooled(), None
         case Sees.ATTENDED:
@@ -291,10 +293,11 @@ def taught(
             for name in names:
                 keys = output.looking_at(name).keys
                 count = len(keys) if len(keys.spans[0].shape) > 1 else longest
-                context, values = shown_to(plan, features, name)
-                sizes = context.shape[1], 0 if values is None else values.shape[-1]
+                context, values = (
+                    0 if one is None else one.shape[-1] for one in shown_to(plan, features, name)
+                )
                 teachers[RIVAL + name] = Discriminator(
-                    count, sizes[0], hidden=128, dropout=0.2, values=sizes[1]
+                    count, context, hidden=128, dropout=0.2, values=values
                 )
     return Taught(model, **teachers)
 

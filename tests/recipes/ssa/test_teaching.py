@@ -199,6 +199,25 @@ def test_a_rival_may_be_shown_what_a_map_takes_from_the_cells() -> None:
         ssa_teaching._values("texts as a whole", "text")
 
 
+def test_a_rival_that_is_shown_nothing_cannot_tell_whose_target_is_whose() -> None:
+    batch = pictures()
+    handed_round = maps(batch.ids[1:] + batch.ids[:1])
+    paid = {}
+    for sees in (Sees.NOTHING, Sees.MEAN):
+        plan = Supervise(sees=sees)
+        torch.manual_seed(3)
+        net = taught(network(), plan, ("image",), batch, 0).eval()  # without dropout
+        paid[sees] = [
+            Lesson(plan, {"image": lambda ids, one=one: one})(net, batch, START)["rival"][
+                "rival_image"
+            ].total
+            for one in (maps(batch.ids), handed_round)
+        ]
+        assert (net.rival_image.context == 0) is (sees is Sees.NOTHING)
+    torch.testing.assert_close(*paid[Sees.NOTHING])
+    assert not torch.isclose(*paid[Sees.MEAN])
+
+
 def test_several_right_answers_count_as_much_as_each_is_right() -> None:
     batch = replace(pictures(), answers=torch.eye(3)[torch.arange(6) % 3])
     output = network()(batch)
