@@ -44,6 +44,7 @@ CELLS = SIDE * SIDE
 RATE = 2000.0  # images a second, 500 masks each, on a data-centre GPU
 PROBES = 50
 CHUNK = 32  # masked samples at a time that still lie in the caches of a core
+TOGETHER = 14  # cells that are left out, one each, in one call: for captum as for ours
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +73,25 @@ class Hops(nn.Module):
         return Seen(cells, question, tuple(one(cells) for one in self.of_cell))
 
     def decide(self, features: Seen, mask: Mapping[str, Tensor] | None = None) -> Output:
-        """The mask after the linear maps: one number a cell commutes with them."""
-        cells = features.cells
-        keep = torch.ones_like(cells[..., 0]) if mask is None else mask["image"].to(cells)
-        state = features.question
+        """One mask a sample."""
+        whole = torch.ones_like(features.cells[..., 0])
+        return self.decide_many(features, {"image": (mask or {"image": whole})["image"][None]})
+
+    def decide_many(self, features: Seen, mask: Mapping[str, Float[Tensor, "m b k"]]) -> Output:
+        """The mask after the linear maps, with which one number a cell commutes.
+
+        Cells are of b samples, whatever the number of masks: they are read and not copied.
+        """
+        cells, keep = features.cells, mask["image"].to(features.cells)
+        state = features.question[None]
         for mapped, question, score in zip(
             features.mapped, self.of_question, self.score, strict=True
         ):
-            joint = (mapped * keep[..., None]).add_(question(state)[:, None]).tanh_()
-            scores = score(joint)[..., 0]
+            joint = torch.addcmul(question(state)[:, :, None], mapped, keep[..., None]).tanh_()
+            scores = joint @ score.weight[0] + score.bias
             weights = scores.softmax(dim=-1) * keep
-            state = state + torch.bmm(weights[:, None], cells)[:, 0]
-        return Output(self.decision(state), (_map(scores),))
+            state = state + torch.bmm(weights.transpose(0, 1), cells).transpose(0, 1)
+        return Output(self.decision(state).flatten(0, 1), (_map(scores.flatten(0, 1)),))
 
     def whole(self, cells: Tensor, state: Tensor) -> Output:
         """Everything from the start, as a head that was not made to be asked again."""
@@ -130,10 +138,22 @@ class Every:
         """As many for each."""
         return torch.full((len(self.grids),), self.grids.shape[1])
 
+    @property
+    def sizes(self) -> Int[Tensor, " b"]:
+        """A bit a cell of the grid."""
+        return torch.full((len(self.grids),), self.grids.shape[2])
+
+    def bits(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        """Grids by number."""
+        return self.grids[rows, numbers]
+
+    def draw(self, rows: Tensor, bits: Tensor) -> Tensor:
+        """Masks of any grids, made where the grids are."""
+        return enlarge(bits.unflatten(1, (self.side, self.side)), (SIDE, SIDE)).flatten(1)
+
     def take(self, rows: Tensor, numbers: Tensor) -> Tensor:
         """Masks by number."""
-        found = self.grids[rows, numbers].unflatten(1, (self.side, self.side))
-        return enlarge(found, (SIDE, SIDE)).flatten(1)
+        return self.draw(rows, self.bits(rows, numbers))
 
 
 def rise_generator(count: int, cells: int, size: int, drawn: np.random.Generator) -> np.ndarray:
@@ -353,10 +373,14 @@ def leaving_out(setting: Setting, report: Report) -> None:
         return torch.cat([logs, torch.log1p(-logs.exp())], dim=-1)
 
     def decide(keep: Tensor) -> Tensor:
-        return of_answer(model.decide(seen, {"image": keep}).prediction)
+        many = {"image": keep.unflatten(0, (-1, b))}
+        return of_answer(model.decide_many(seen, many).prediction)
 
+    like = _map(torch.zeros(b, CELLS, device=case.device))
+
+    @torch.no_grad()
     def ours() -> Tensor:
-        return measure.leave_one_out(decide, _map(torch.zeros(b, CELLS, device=case.device))).values
+        return measure.leave_one_out(decide, like, at_once=TOGETHER).values
 
     question = batch.features[:, 0]
 
@@ -370,13 +394,13 @@ def leaving_out(setting: Setting, report: Report) -> None:
 
     def ablation() -> Tensor:
         found = FeatureAblation(chance).attribute(
-            cells, baselines=0.0, feature_mask=numbers, perturbations_per_eval=14
+            cells, baselines=0.0, feature_mask=numbers, perturbations_per_eval=TOGETHER
         )
         return found[..., 0]
 
     def occlusion() -> Tensor:
         found = Occlusion(chance).attribute(
-            cells, sliding_window_shapes=(1, WIDTH), baselines=0.0, perturbations_per_eval=14
+            cells, sliding_window_shapes=(1, WIDTH), baselines=0.0, perturbations_per_eval=TOGETHER
         )
         return found[..., 0]
 

@@ -132,6 +132,11 @@ def _removed(decide: Decide, cells: Bool[Tensor, "b k"], whole: Float[Tensor, "b
 def probabilities(decide: Decide, keep: Bool[Tensor, "b k"]) -> Float[Tensor, "b c"]:
     """What each class is worth to the model when it sees the cells kept, without a gradient."""
     logits = decide(keep.float())
+    if len(logits) != len(keep):
+        raise ValueError(
+            f"decide gives logits of {len(logits)} samples for {len(keep)} masks; where it cannot "
+            "take its samples several times over, ask with at_once=1"
+        )
     if logits.shape[-1] < 2:
         raise ValueError("an answer needs two classes at least to change")
     return logits.double().softmax(dim=-1)

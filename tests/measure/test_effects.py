@@ -37,6 +37,42 @@ def test_leaving_out_agrees_with_captum(case):
     )
 
 
+@pytest.mark.parametrize("at_once", [2, 3, 7, 50])
+def test_several_keys_at_once_have_the_same_effects(case, at_once):
+    """All samples without one key, then all without the next."""
+    net, values, _ = case
+    seen = torch.ones(5, 7, dtype=torch.bool)
+    seen[:, 4], seen[2, 5:] = False, False
+    maps = AttentionMap.from_cells(torch.rand(5, 7), words(7), seen)
+    calls = []
+
+    def decide(keep: torch.Tensor) -> torch.Tensor:
+        calls.append(len(keep))
+        return net(keep * values.repeat(len(keep) // 5, 1))
+
+    one = leave_one_out(decide, maps)
+    calls.clear()
+    several = leave_one_out(decide, maps, at_once)
+    torch.testing.assert_close(several.weights, one.weights)
+    assert sum(calls) == 5 * (1 + 6) and max(calls) == 5 * min(at_once, 6)
+    assert len(calls) == 1 + -(-6 // at_once)
+
+
+def test_a_model_that_takes_its_samples_once_is_told_so(case):
+    net, values, maps = case
+    with pytest.raises(ValueError, match="at_once=1"):
+        leave_one_out(lambda keep: net(keep[:5] * values), maps, at_once=2)
+    with pytest.raises(ValueError, match="one key at least"):
+        leave_one_out(lambda keep: net(keep * values), maps, at_once=0)
+
+
+def test_where_no_key_is_seen_nothing_is_left_out(case):
+    _, _, maps = case
+    hidden = AttentionMap.from_cells(maps.weights[:, 0, 0, 0], words(7), torch.zeros(5, 7).bool())
+    found = leave_one_out(lambda keep: torch.zeros(len(keep), 2), hidden, at_once=3)
+    assert not found.weights.any()
+
+
 def test_slopes_agree_with_captum(case):
     """The log-odds of two classes are the difference of their logits."""
     net, values, maps = case

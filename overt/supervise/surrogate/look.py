@@ -37,6 +37,18 @@ class Asking(Protocol):
     def decide(self, features: Any, mask: Mapping[str, Tensor] | None = None) -> Answer: ...
 
 
+@runtime_checkable
+class AskingMany(Asking, Protocol):
+    """A model that takes many masks of the same samples at once, and so needs no copy of features.
+
+    `decide_many` gets the features of b samples and m masks of each, and answers m b times, one
+    mask after the other: what `decide` says when all samples come m times over. A search of such a
+    model asks about few samples with all of their masks, so that features are read from a cache.
+    """
+
+    def decide_many(self, features: Any, mask: Mapping[str, Float[Tensor, "m b _"]]) -> Answer: ...
+
+
 Score = Callable[[Float[Tensor, "n c"], Batch], Float[Tensor, " n"]]
 Reduce = Callable[[AttentionMap], AttentionMap]
 Select = Callable[[Any, Int[Tensor, " n"], int], Any]
@@ -118,7 +130,7 @@ def rows_of(features: Any, rows: Int[Tensor, " n"], count: int) -> Any:
                     f"features hold a tensor of shape {tuple(features.shape)} for {count} samples, "
                     "whose rows are not theirs; say with select= how to take some of the samples"
                 )
-            return features[rows.to(features.device)]
+            return features[rows.to(features.device, non_blocking=True)]
         case None | bool() | int() | float() | str() | bytes() | slice() | torch.Size():
             return features
         case Mapping():
@@ -154,7 +166,8 @@ class Look:
 
     `base` is the score of every sample with nothing removed, `places` what can be removed from it,
     `seen` which keys its queries then see. Scores are on the CPU, masks best made on `device`.
-    Features are selected once for as long as the same rows are asked about.
+    Features are selected once for as long as the same rows are asked about. `takes_many` says that
+    the model is asked about many masks of a sample without copies of its features.
     """
 
     def __init__(
@@ -176,6 +189,7 @@ class Look:
         known = [one for one in (batch.labels, batch.answers) if one is not None]
         self.device = known[0].device if known else torch.device("cpu")
         self._held: dict[str, Tensor] = {}
+        self.takes_many = isinstance(model, AskingMany)
         self._rows: Tensor | None = None
         self._asked: tuple[Any, Batch]
         everyone = torch.arange(len(batch))
@@ -195,20 +209,31 @@ class Look:
         self, rows: Int[Tensor, " n"], masks: Mapping[str, Float[Tensor, "n _"]]
     ) -> Looked:
         """The answers about the samples in `rows`, each with its own mask, 1 to keep."""
-        if self._rows is None or not torch.equal(rows, self._rows):
-            self._take(rows)
-        features, truth = self._asked
-        held = {name: mask[rows] for name, mask in self._held.items() if name not in masks}
-        found = {name: mask.to(self.device) for name, mask in {**held, **masks}.items()}
+        score, answer = self._asked_about(rows, masks)
+        return Looked(score.cpu(), answer)
+
+    def many(
+        self, rows: Int[Tensor, " n"], masks: Mapping[str, Float[Tensor, "m n _"]]
+    ) -> Float[Tensor, "m n"]:
+        """The scores of m masks of each sample in `rows`, on `device`: nothing waits for them."""
+        m = len(next(iter(masks.values())))
+        if not isinstance(self._model, AskingMany):
+            flat = {name: mask.flatten(0, 1) for name, mask in masks.items()}
+            return self._asked_about(rows.repeat(m), flat)[0].unflatten(0, (m, -1))
+        held = {
+            name: mask[rows].expand(m, -1, -1)
+            for name, mask in self._held.items()
+            if name not in masks
+        }
+        found = {
+            name: mask.to(self.device, non_blocking=True)
+            for name, mask in {**held, **masks}.items()
+        }
+        features = self._select(self._features, rows, len(self))
+        truth = _repeated(self._truth, rows, m)
         with torch.no_grad():
-            answer = self._model.decide(features, found or None)
-            score = self._score(answer.prediction, truth)
-        if score.shape != rows.shape:
-            raise ValueError(
-                f"a score of shape {tuple(score.shape)} for {len(rows)} masked samples; one number "
-                "a sample is needed"
-            )
-        return Looked(score.detach().cpu(), answer)
+            answer = self._model.decide_many(features, found)
+        return self._scored(answer, truth).unflatten(0, (m, -1))
 
     def maps(self, answer: Answer) -> dict[str, AttentionMap]:
         """The maps behind an answer, by span name, reduced."""
@@ -225,6 +250,28 @@ class Look:
         other._rows = None
         other.base = other(torch.arange(len(self)), {}).score
         return other
+
+    def _asked_about(
+        self, rows: Int[Tensor, " n"], masks: Mapping[str, Float[Tensor, "n _"]]
+    ) -> tuple[Float[Tensor, " n"], Answer]:
+        if self._rows is None or not torch.equal(rows, self._rows):
+            self._take(rows)
+        features, truth = self._asked
+        held = {name: mask[rows] for name, mask in self._held.items() if name not in masks}
+        found = {name: mask.to(self.device) for name, mask in {**held, **masks}.items()}
+        with torch.no_grad():
+            answer = self._model.decide(features, found or None)
+        return self._scored(answer, truth), answer
+
+    def _scored(self, answer: Answer, truth: Batch) -> Float[Tensor, " n"]:
+        with torch.no_grad():
+            score = self._score(answer.prediction, truth)
+        if score.shape != (len(truth),):
+            raise ValueError(
+                f"a score of shape {tuple(score.shape)} for {len(truth)} masked samples; one "
+                "number a sample is needed"
+            )
+        return score.detach().to(self.device)
 
     def _take(self, rows: Tensor) -> None:
         features, truth = self._features, self._truth
@@ -253,6 +300,24 @@ def asking(
     """
     with resting(model), torch.no_grad():
         yield Look(model, model.encode(batch), batch, names, score, reduce, select)
+
+
+def _repeated(truth: Batch, rows: Int[Tensor, " n"], times: int) -> Batch:
+    """What is right for the samples in `rows`, so many times over, without waiting for a card."""
+    chosen = rows.tolist()
+
+    def tensor(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        found = values[rows.to(values.device, non_blocking=True)]
+        return found.repeat(times, *[1] * (found.ndim - 1))
+
+    return Batch(
+        tuple(truth.ids[row] for row in chosen) * times,
+        labels=tensor(truth.labels),
+        answers=tensor(truth.answers),
+        groups=None if truth.groups is None else tuple(truth.groups[r] for r in chosen) * times,
+    )
 
 
 def _alone(attention: AttentionMap, name: str) -> AttentionMap:

@@ -426,7 +426,7 @@ class _Chosen:
         return found.scatter(1, torch.where(words < 0, last, words), True)[:, :-1]
 
     def draw(self, rows: Int[Tensor, " n"], bits: Bool[Tensor, "n c"]) -> Float[Tensor, "n k"]:
-        units = self.units[rows].to(bits.device)
+        units = self.units[rows].to(bits.device, non_blocking=True)
         return torch.where(units < 0, True, bits.gather(1, units.clamp_min(0))).float()
 
 

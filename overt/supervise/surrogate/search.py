@@ -75,18 +75,24 @@ def best_of(
 
     Number 0 stays where no other is strictly better than `beat`.
     """
-    best, chosen = beat.clone(), torch.zeros(len(look), dtype=torch.long)
-    take = _taker(candidates, look.device)
-    for rows, numbers in rounds(counts, chunk):
+    device = look.device
+    best = beat.to(device, copy=True)
+    chosen = torch.zeros(len(look), dtype=torch.long, device=device)
+    take = _taker(candidates, device)
+    for rows, numbers in (few_samples if look.takes_many else rounds)(counts, chunk):
         there = numbers < counts[rows]
         taken = take(rows.flatten(), torch.where(there, numbers, 0).flatten())
-        asked = look(rows.flatten(), {candidates.name: taken})
-        score = asked.score.reshape(rows.shape).masked_fill(~there, -torch.inf)
+        score = look.many(rows[0], {candidates.name: taken.unflatten(0, rows.shape)})
+        at, number, beyond = (
+            one.to(device, non_blocking=True) for one in (rows[0], numbers, ~there)
+        )
+        score = score.masked_fill(beyond, -torch.inf)
         top = score.argmax(dim=0, keepdim=True)  # the first of equals
-        highest, number = score.gather(0, top)[0], numbers.gather(0, top)[0]
-        better = highest > best[rows[0]]
-        best[rows[0, better]], chosen[rows[0, better]] = highest[better], number[better]
-    return best, chosen
+        highest, before = score.gather(0, top)[0], best[at]
+        better = highest > before
+        best[at] = torch.where(better, highest, before)
+        chosen[at] = torch.where(better, number.gather(0, top)[0], chosen[at])
+    return best.cpu(), chosen.cpu()
 
 
 def _taker(
@@ -95,7 +101,11 @@ def _taker(
     """How masks are taken by number: of bits, the bits travel, and a card draws the masks."""
     if device.type == "cpu" or not isinstance(candidates, Bits):
         return candidates.take
-    return lambda rows, numbers: candidates.draw(rows, candidates.bits(rows, numbers).to(device))
+
+    def taken(rows: Int[Tensor, " n"], numbers: Int[Tensor, " n"]) -> Float[Tensor, "n k"]:
+        return candidates.draw(rows, candidates.bits(rows, numbers).to(device, non_blocking=True))
+
+    return taken
 
 
 def rounds(
@@ -115,6 +125,19 @@ def rounds(
             numbers = torch.arange(start, start + many)[:, None].expand(-1, len(active))
             yield active.expand(many, -1), numbers
             start += many
+
+
+def few_samples(
+    counts: Int[Tensor, " b"], chunk: int
+) -> Iterator[tuple[Int[Tensor, "m n"], Int[Tensor, "m n"]]]:
+    """As `rounds`, but no more samples at a time than have all of their masks in one chunk.
+
+    For a model that copies no features: those of few samples stay in a cache.
+    """
+    most = max(1, int(counts.max()) - 1) if len(counts) else 1
+    for part in counts.argsort(stable=True).split(max(1, chunk // most)):
+        for rows, numbers in rounds(counts[part], chunk):
+            yield part[rows], numbers
 
 
 def found_at(

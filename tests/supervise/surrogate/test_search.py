@@ -9,8 +9,15 @@ from overt.data.batch import Batch
 from overt.supervise.surrogate.look import asking, every_one
 from overt.supervise.surrogate.masks import Grids, OnlyWords, ShiftedGrids, Whole, WithoutWords
 from overt.supervise.surrogate.refine import refine
-from overt.supervise.surrogate.search import apart, in_turn, rounds, search, without_whole
-from tests.supervise.surrogate.toys import Planted, Toys
+from overt.supervise.surrogate.search import (
+    apart,
+    few_samples,
+    in_turn,
+    rounds,
+    search,
+    without_whole,
+)
+from tests.supervise.surrogate.toys import Planted, PlantedMany, Toys
 
 BATCH = Toys().batch(range(8))
 ALL = [
@@ -172,6 +179,50 @@ def test_rounds_ask_about_every_mask_once(counts, chunk):
         asked += list(zip(rows[there].tolist(), numbers[there].tolist(), strict=True))
     wanted = [(row, number) for row, count in enumerate(counts) for number in range(1, count)]
     assert sorted(asked) == wanted
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 300))
+@settings(max_examples=60)
+def test_few_samples_come_with_all_of_their_masks(counts, chunk):
+    counted = torch.tensor(counts)
+    asked = []
+    for rows, numbers in few_samples(counted, chunk):
+        assert rows.shape == numbers.shape and 0 < rows.numel() <= chunk
+        assert (rows == rows[0]).all()
+        if max(counts) <= chunk:
+            assert numbers[0].eq(1).all() and numbers[-1].max() == counted[rows[0]].max() - 1
+        there = numbers < counted[rows]
+        asked += list(zip(rows[there].tolist(), numbers[there].tolist(), strict=True))
+    wanted = [(row, number) for row, count in enumerate(counts) for number in range(1, count)]
+    assert sorted(asked) == wanted
+
+
+@pytest.mark.parametrize("masks", ALL, ids=lambda masks: type(masks).__name__)
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_many_masks_at_once_find_what_one_at_a_time_finds(masks, chunk):
+    found = []
+    for model in (Planted(), PlantedMany()):
+        with asking(model, BATCH, [masks.name]) as look:
+            assert look.takes_many == isinstance(model, PlantedMany)
+            found.append(search(look, masks, chunk))
+    one, many = found
+    assert torch.equal(one.masks[masks.name], many.masks[masks.name])
+    assert torch.equal(one.maps[masks.name].weights, many.maps[masks.name].weights)
+    assert torch.equal(one.best, many.best) and torch.equal(one.probes, many.probes)
+    assert isinstance(model, PlantedMany) and model.samples
+    if chunk < 1000:  # features of no more samples than have all of their masks in a chunk
+        assert max(model.samples) <= max(1, chunk // int(one.probes.max() - 1))
+
+
+@pytest.mark.parametrize("masks", [[Grids(20, 2), WithoutWords()], [WithoutWords(), Grids(20, 2)]])
+def test_many_masks_at_once_leave_what_was_held_in_place(masks):
+    found = []
+    for model in (Planted(), PlantedMany()):
+        with asking(model, BATCH, ["image", "text"]) as look:
+            found.append(in_turn(look, masks, search))
+    for name, one in found[0].items():
+        assert torch.equal(one.best, found[1][name].best)
+        assert torch.equal(one.masks[name], found[1][name].masks[name])
 
 
 def test_an_empty_chunk_is_refused():

@@ -80,6 +80,22 @@ class Planted(nn.Module):
         return self.decide(self.encode(batch))
 
 
+class PlantedMany(Planted):
+    """The same model, which takes many masks of a sample at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[int] = []
+
+    def decide_many(self, features: Seen, mask: Mapping[str, Tensor]) -> Output:
+        m = len(next(iter(mask.values())))
+        self.samples.append(len(features.cells))
+        several = Seen(
+            *(one.repeat(m, 1) for one in (features.cells, features.words, features.present))
+        )
+        return self.decide(several, {name: one.flatten(0, 1) for name, one in mask.items()})
+
+
 class Toys:
     """Items of one or two samples each, with cells, words and labels that follow from their ids."""
 
