@@ -53,6 +53,13 @@ PLACEBO = {
 LOSSES = ("mse", "kl", "emd", "coral", "mmd", "adversarial")
 FOUND = ("surrogate_mass_inside", "own_mass_inside", "surrogate_pointing", "own_pointing")
 OWN = "own-mse"  # targets without a search
+CONTROLS = {
+    "trained-on": "time alone",
+    "gradcam-mse": "PAAN",
+    "shuffled-in-class-mse": "the class is enough",
+    "random-mse": "any map does",
+    "uniform-mse": "any map does",
+}
 UNSEEN = (3, 4, 5)  # seeds of scenes on which agreement by pointing was asked for
 WANTED = 3  # losses that should raise agreement
 
@@ -160,11 +167,10 @@ def accuracy_table(kept: Kept) -> None:
     strong = "yes" if none and np.mean(none) >= BEST[kept.name] else "NO"
     print(f"baseline {spread(none)}, at least the paper's best {BEST[kept.name]}: {strong}")
     means = gains(kept, "")
-    if kept.seeds("uniform-mse") or kept.seeds("random-mse"):
-        for row in ("uniform-mse", "random-mse"):
-            print(f"  any map does, {row} over none: {said(kept.minus(row, 'none'))}")
+    if kept.seeds("uniform-mse"):
         broad = kept.minus("uniform-mse", "shuffled-mse")
         print(f"  broad is what helps, uniform-mse over shuffled-mse: {said(broad)}")
+    controls(kept, "accuracy")
     if kept.seeds(f"{PRETRAINED}none"):
         print(f"  {PRETRAINED}none: {spread(kept.means(f'{PRETRAINED}none', 'accuracy'))}")
         gains(kept, PRETRAINED)
@@ -173,6 +179,14 @@ def accuracy_table(kept: Kept) -> None:
         print(
             f"  rank correlation with the paper's five rows: {ranks(order, PAPER[kept.name]):+.2f}"
         )
+
+
+def controls(kept: Kept, name: str) -> None:
+    """Other targets and none at all, as long: each over none, and the right targets over each."""
+    for row, what in CONTROLS.items():
+        if kept.seeds(row):
+            print(f"  {what}, {row} over none, {name}: {said(kept.minus(row, 'none', name))}")
+            print(f"    mse over {row}, {name}: {said(kept.minus('mse', row, name))}")
 
 
 def gains(kept: Kept, before: str) -> dict[str, list[float]]:
@@ -237,6 +251,7 @@ def scenes(kept: Kept) -> None:
         if found:
             print(f"    {row}, targets: " + ", ".join(f"{k} {v}" for k, v in found.items()))
     raised(kept, "mass_inside", None)
+    controls(kept, "pointing")
     if kept.name == "ssa-scenes":
         raised(kept, "pointing", UNSEEN)
         raised(kept, "rank_correlation", UNSEEN)
