@@ -23,7 +23,10 @@ from overt.models.cnn import Cells
 from overt.models.network import Kept
 from overt.models.output import Output
 
-Heads = Float[Tensor, "b h _ d"]  # queries, keys or values of any number of positions
+Heads = Float[Tensor, "_ h _ d"]  # queries, keys or values of any number of positions
+Read = tuple[tuple[Heads, Heads], ...]  # keys and values of images, a layer each
+
+PLACES = 512  # positions whose sines are kept: those of longer texts are computed
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,9 @@ class Memory:
 class Told:
     """Logits of the word after each one given, and the attention behind them when it is asked for.
 
-    Queries and keys are kept a layer, not weights: the kernels stay fused, and `attention` is
-    computed when somebody reads it. It is what the model would do by itself; under an edit ask the
-    watcher.
+    A memory may have several captions, which stand together. Queries and keys are kept a layer, not
+    weights: the kernels stay fused, and `attention` is computed when somebody reads it. It is what
+    the model would do by itself; under an edit ask the watcher.
     """
 
     logits: Float[Tensor, "b n v"]
@@ -119,11 +122,14 @@ class Told:
     @property
     def attention(self) -> AttentionMap:
         """Where each word was looked for: (b, l, h, words, regions)."""
+        rows = torch.arange(len(self.logits), device=self.logits.device)
+        of = rows // (len(rows) // max(1, len(self.memory)))
         pairs = zip(self.queries, self.keys, strict=True)
-        scores = [q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) for q, k in pairs]
+        scores = [q @ k[of].transpose(-1, -2) / math.sqrt(q.shape[-1]) for q, k in pairs]
         present = self.memory.present
-        hidden = None if present is None else rearrange(present, "b k -> b 1 k")
+        hidden = None if present is None else rearrange(present[of], "b k -> b 1 k")
         layout = self.memory.layout
+        layout = layout if len(rows) == len(self.memory) else layout.select(of)
         return AttentionMap.from_scores(torch.stack(scores, dim=1), layout, self.place, hidden)
 
 
@@ -202,7 +208,27 @@ class MultiHeadAttention(nn.Module):
 
 
 class CrossAttention(MultiHeadAttention):
-    """From words to regions."""
+    """From words to regions.
+
+    Captions of one image may stand together: they ask it as one text would, and its keys and values
+    are neither computed nor copied for each of them.
+    """
+
+    def forward(
+        self,
+        query: Float[Tensor, "r h n d"],
+        key: Float[Tensor, "b h k d"],
+        value: Float[Tensor, "b h k d"],
+        allowed: Bool[Tensor, "b 1 1 k"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "r n w"]:
+        """What the words find."""
+        each = len(query) // max(1, len(key))
+        if each <= 1:
+            return super().forward(query, key, value, allowed, causal)
+        asked = rearrange(query, "(b e) h n d -> b h (e n) d", e=each)
+        found = super().forward(asked, key, value, allowed, causal)
+        return rearrange(found, "b (e n) w -> (b e) n w", e=each)
 
 
 class CausalAttention(MultiHeadAttention):
@@ -243,11 +269,11 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        states: Float[Tensor, "b n w"],
+        states: Float[Tensor, "r n w"],
         past: tuple[Heads, Heads] | None,
         seen: tuple[Heads, Heads],
         allowed: Bool[Tensor, "b 1 1 k"] | None,
-    ) -> tuple[Float[Tensor, "b n w"], Heads, tuple[Heads, Heads]]:
+    ) -> tuple[Float[Tensor, "r n w"], Heads, tuple[Heads, Heads]]:
         """The states after the layer, the queries to the image, and keys and values of all words.
 
         With a past there is one new word, which may look at everything.
@@ -298,6 +324,8 @@ class Captioner(Kept):
     A mask hides regions from words; what regions have told each other in the encoder stays.
     """
 
+    places: Tensor
+
     def __init__(self, sizes: CaptionSizes, eye: Eye) -> None:
         super().__init__()
         self.sizes, self.eye = sizes, eye
@@ -309,6 +337,7 @@ class Captioner(Kept):
         )
         depth = sizes.layers if sizes.encoder is None else sizes.encoder
         self.encoder = nn.ModuleList(EncoderLayer(sizes) for _ in range(depth))
+        self.register_buffer("places", waves(PLACES, sizes.width), persistent=False)
         self.word = nn.Embedding(sizes.vocabulary, sizes.width)
         nn.init.normal_(self.word.weight, std=sizes.width**-0.5)
         self.drop = nn.Dropout(sizes.dropout)
@@ -322,7 +351,7 @@ class Captioner(Kept):
         present = batch.region_mask if span.name == "regions" else None
         states = self.of_region(cells.values)
         if len(span.shape) == 2:
-            states = states + waves(len(span), self.sizes.width, device=states.device).to(states)
+            states = states + self._places(len(span)).to(states)
         allowed = _to_keys(present)
         for layer in self.encoder:
             states = layer(states, allowed)
@@ -332,7 +361,7 @@ class Captioner(Kept):
         """The state before the first word, with keys and values of the image for all layers."""
         memory = features.without(mask)
         sample = torch.arange(len(memory), device=memory.states.device)
-        return Written(memory, self._seen(memory), (), sample)
+        return Written(memory, self.read(memory), (), sample)
 
     def step(self, state: Written, tokens: Int[Tensor, " b"]) -> tuple[Output, Written]:
         """Logits of the next word, where it is looked for, and the new state."""
@@ -347,16 +376,23 @@ class Captioner(Kept):
     def write(
         self,
         features: Memory,
-        tokens: Int[Tensor, "b n"],
+        tokens: Int[Tensor, "r n"],
         mask: Mapping[str, Tensor] | None = None,
+        read: Read | None = None,
     ) -> Told:
         """Logits after every word of captions that are given, all at once.
 
         Captions are padded at their end: no word sees what comes after it, so padding needs no
-        mask, and what is told about it means nothing.
+        mask, and what is told about it means nothing. An image may have several captions, as many
+        as every other, which stand together. `read` is what `read` gives of these features, where
+        captions are written more than once.
         """
+        if not len(features) or len(tokens) % len(features):
+            raise ValueError(
+                f"{len(tokens)} captions of {len(features)} images: give each as many as the others"
+            )
         memory = features.without(mask)
-        seen = self._seen(memory)
+        seen = self.read(memory) if read is None else read
         states, queries, _ = self._decode(tokens, memory, seen, (), 0)
         keys = tuple(key for key, _ in seen)
         return Told(self.next(states), queries, keys, memory, words(tokens.shape[1]))
@@ -367,20 +403,21 @@ class Captioner(Kept):
             raise ValueError("a captioner is trained on a batch with tokens: captions")
         return self.write(self.encode(batch), batch.tokens[:, :-1])
 
-    def _seen(self, memory: Memory) -> tuple[tuple[Heads, Heads], ...]:
+    def read(self, memory: Memory) -> Read:
+        """The keys and values of the images, for all layers: the same for all of their words."""
         layers = (cast(DecoderLayer, layer) for layer in self.decoder)
         return tuple(layer.cross.read(memory.states) for layer in layers)
 
     def _decode(
         self,
-        tokens: Int[Tensor, "b n"],
+        tokens: Int[Tensor, "r n"],
         memory: Memory,
-        seen: Sequence[tuple[Heads, Heads]],
+        seen: Read,
         past: Sequence[tuple[Heads, Heads]],
         start: int,
-    ) -> tuple[Float[Tensor, "b n w"], tuple[Heads, ...], tuple[tuple[Heads, Heads], ...]]:
+    ) -> tuple[Float[Tensor, "r n w"], tuple[Heads, ...], tuple[tuple[Heads, Heads], ...]]:
         width = self.sizes.width
-        places = waves(tokens.shape[1], width, start, tokens.device).to(memory.states)
+        places = self._places(tokens.shape[1], start).to(memory.states)
         states = self.drop(self.word(tokens) * math.sqrt(width) + places)
         allowed = _to_keys(memory.present)
         queries, kept = [], []
@@ -390,6 +427,11 @@ class Captioner(Kept):
             queries.append(query)
             kept.append(new)
         return states, tuple(queries), tuple(kept)
+
+    def _places(self, count: int, start: int = 0) -> Float[Tensor, "n d"]:
+        if start + count <= PLACES:  # a dozen small kernels for each word, if they were made anew
+            return self.places[start : start + count]
+        return waves(count, self.sizes.width, start, self.places.device)
 
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""

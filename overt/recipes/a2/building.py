@@ -107,10 +107,12 @@ def asked(model: Net, parts: Parts, example: Callable[[], Batch]) -> Spoken | Mu
 def encoded(model: Net, batch: Batch, each: int | None = None) -> Memory:
     """The memory of every sample; a picture with several captions is encoded once.
 
-    `each` is how many captions every picture has, where that is known: the device is then not
-    waited for.
+    With `each`, the captions of every picture, it is the memory of every picture: `write` knows
+    what to do with it, and the device is not waited for.
     """
-    pictures, of = one_each(batch) if each is None else every(batch, each)
+    if each is not None:
+        return plain_of(model).encode(every(batch, each)[0])
+    pictures, of = one_each(batch)
     return plain_of(model).encode(pictures).select(of)
 
 
@@ -165,15 +167,17 @@ def next_word_losses(model: Net, batch: Batch, recipe: A2Recipe, each: int | Non
     assert batch.tokens is not None and batch.token_mask is not None
     memory, captioner = encoded(model, batch, each), plain_of(model)
     tokens, wanted, rows = batch.tokens[:, :-1], batch.tokens[:, 1:], batch.token_mask[:, 1:]
+    read = captioner.read(memory)  # the same in both passes of `align`
 
     def task() -> supervise.Loss:
-        logits = captioner.write(memory, tokens).logits
+        logits = captioner.write(memory, tokens, read=read).logits
         return reward.next_words(logits, wanted, rows, recipe.learn.smoothing)
 
     if not isinstance(model, AlignedCaptioner):
         return {perturb.CAPTIONER: {"caption": task()}}
     if recipe.align.disturbs:
-        return perturb.align(model, task, recipe.align.penalty, rows).losses
+        asked = rows.reshape(len(memory), -1)  # captions of a picture ask it as one text
+        return perturb.align(model, task, recipe.align.penalty, asked).losses
     with model.aligned():
         return {perturb.CAPTIONER: {"caption": task()}}
 
@@ -281,13 +285,11 @@ def critical(
     def tell(drawn: reward.Drawn) -> Tensor:
         begin = torch.full_like(drawn.tokens[:, :1], rules.begin)
         tokens = torch.cat([begin, drawn.tokens[:, :-1]], dim=1)
-        at = torch.arange(len(pictures), device=tokens.device).repeat_interleave(critic.draws)
-        spread = memory.select(at)
         if isinstance(model, AlignedCaptioner):
             with model.aligned():
-                logits = model.captioner.write(spread, tokens).logits
+                logits = model.captioner.write(memory, tokens).logits
         else:
-            logits = model.write(spread, tokens).logits
+            logits = model.write(memory, tokens).logits
         return reward.log_probabilities(logits, drawn.tokens, rules.never)
 
     def against(rewards: Tensor) -> Tensor:

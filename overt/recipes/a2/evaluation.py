@@ -30,7 +30,7 @@ from overt.show.sample import Sample
 from overt.supervise.reward import log_probabilities
 
 BEAMS = 5
-PORTION = 128  # pictures that are described at a time
+PORTION = 512  # pictures that are described at a time: each token is a hundred launches
 ASKED = 64  # pictures whose words are looked into, since removal asks once a region
 SHOWN = 12
 DRAWS, DRAWN = 500, 7  # of the interval of BLEU and METEOR, and its seed

@@ -381,12 +381,10 @@ class Aligner(nn.Module):
         found = noted()
         if found is not None:
             visible = call.visible()
-            seen = torch.ones_like(mask, dtype=torch.bool)
+            seen = mask.new_ones((), dtype=torch.bool) if visible is None else visible[:, None]
             found.calls.append(call)
             found.masks.setdefault(call.name, []).append(mask)
-            found.visible.setdefault(call.name, []).append(
-                seen if visible is None else seen & visible[:, None]
-            )
+            found.visible.setdefault(call.name, []).append(seen.expand_as(mask))
         return mask
 
     # --- the face of a decoder

@@ -43,7 +43,7 @@ def uniform(weights: Weights, visible: Visible) -> Weights:
     do harm cannot show such a key.
     """
     if visible is None:
-        return torch.ones_like(weights) * weights.sum(dim=-1, keepdim=True) / weights.shape[-1]
+        return weights.mean(dim=-1, keepdim=True).expand_as(weights)
     seen = visible[:, None].expand_as(weights)
     share = weights.sum(dim=-1, keepdim=True) / seen.sum(dim=-1, keepdim=True).clamp_min(1)
     return torch.where(seen, share, 0)
@@ -63,7 +63,7 @@ def perturb(
     weights: Weights, mask: Weights, average: Average = uniform, visible: Visible = None
 ) -> Weights:
     """`m a + (1 - m) average` (eq. 3). Rows do not sum to one: nothing is renormalised."""
-    return mask * weights + (1 - mask) * average(weights, visible)
+    return torch.lerp(average(weights, visible), weights, mask)
 
 
 # --- strengthening
@@ -92,7 +92,7 @@ def mixed(
     weights: Weights, enhanced: Weights, share: float | Float[Tensor, "#b #h #q 1"]
 ) -> Weights:
     """`s a + (1 - s) a'` (eq. 8 and 9)."""
-    return share * weights + (1 - share) * enhanced
+    return torch.lerp(enhanced, weights, share)
 
 
 def normalised(weights: Weights) -> Weights:

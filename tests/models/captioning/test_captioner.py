@@ -8,7 +8,13 @@ import overt
 from overt.data.batch import Batch
 from overt.errors import Damaged
 from overt.models.answering.eyes import CachedEye, TrainedEye
-from overt.models.captioning.captioner import CachedRegions, Captioner, CaptionSizes, waves
+from overt.models.captioning.captioner import (
+    PLACES,
+    CachedRegions,
+    Captioner,
+    CaptionSizes,
+    waves,
+)
 from overt.models.output import Decoder, State
 from overt.testing import check_decoder, toy_batch
 
@@ -215,3 +221,38 @@ def test_an_image_with_several_captions_is_encoded_once():
     apart = model.write(model.encode(batch.select(rows)), TOKENS[:, :-1])
     torch.testing.assert_close(told.logits, apart.logits)
     torch.testing.assert_close(told.attention.weights, apart.attention.weights)
+
+
+@pytest.mark.parametrize("eye", [CachedRegions(8), CachedEye(8, (1, 5))])
+def test_captions_of_one_image_ask_it_together(eye: CachedRegions | CachedEye):
+    """What is told is what each of them is told alone, with gradients, and so is the attention."""
+    model, batch = captioner(eye=eye), region_batch()
+    memory = model.encode(batch)
+    tokens = torch.tensor([[3, 5, 6], [3, 7, 8], [3, 6, 5], [3, 8, 8], [3, 5, 5], [3, 9, 7]])
+    apart = model.write(memory.select(torch.tensor([0, 0, 1, 1, 2, 2])), tokens)
+    together = model.write(memory, tokens)
+    again = model.write(memory, tokens, read=model.read(memory))
+    torch.testing.assert_close(together.logits, apart.logits, atol=1e-5, rtol=1e-5)
+    assert torch.equal(together.logits, again.logits)
+    torch.testing.assert_close(together.attention.weights, apart.attention.weights)
+    assert torch.equal(together.attention.visible, apart.attention.visible)
+    together.attention.check()
+    weight = model.decoder[0].cross.key.weight
+    ours, theirs = (
+        torch.autograd.grad(one.logits.square().sum(), weight)[0] for one in (together, apart)
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_images_with_unlike_many_captions_are_refused():
+    model, batch = captioner(), region_batch()
+    with pytest.raises(ValueError, match="4 captions of 3 images"):
+        model.write(model.encode(batch), TOKENS[[0, 0, 1, 2]])
+
+
+def test_texts_longer_than_the_places_that_are_kept_have_sines_too():
+    model = captioner()
+    found = model._places(2, start=PLACES - 1)
+    torch.testing.assert_close(found, waves(2, 16, start=PLACES - 1))
+    assert torch.equal(model._places(2, start=3), waves(5, 16)[3:])
+    assert "places" not in model.state_dict()
