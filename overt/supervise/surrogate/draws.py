@@ -26,12 +26,16 @@ def draws(keys: NDArray[np.uint64], count: int, start: int = 0) -> NDArray[np.ui
     SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
     OOPSLA 2014.
     """
-    counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        state = keys[:, None] + counter * _STEP
-        state = (state ^ (state >> np.uint64(30))) * _FIRST
-        state = (state ^ (state >> np.uint64(27))) * _SECOND
-    return state ^ (state >> np.uint64(31))
+        counter = np.arange(start + 1, start + count + 1, dtype=np.uint64) * _STEP
+        found = np.empty((len(keys), count), dtype=np.uint64)
+        for state, key in zip(found, keys, strict=True):  # a stream at a time lies in a cache
+            np.add(counter, key, out=state)
+            for shift, factor in ((30, _FIRST), (27, _SECOND)):
+                state ^= state >> np.uint64(shift)
+                state *= factor
+            state ^= state >> np.uint64(31)
+    return found
 
 
 def chances(
