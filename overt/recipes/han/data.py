@@ -23,6 +23,7 @@ from overt.recipes.recipe import Context
 from overt.recipes.spoken import Backbone, Canvas
 from overt.train import processes
 
+PIXELS = {Eye.STRIDED: 32, Eye.COARSE: 16, Eye.FINE: 8}  # of a cell's side
 PORTION = 256  # questions that are judged at a time
 HELD_OUT = 10_000  # training questions of CLEVR that validate
 MARGIN = 8  # pixels by which pictures of CLEVR are moved in training
@@ -59,32 +60,41 @@ def opened(recipe: HanRecipe, context: Context) -> Parts:
     """The three parts of the data set that a recipe is about."""
     match recipe.data:
         case SortOfClevr() as data:
-            return sort_of_clevr(data, context)
+            return sort_of_clevr(data, recipe.model.eye, context)
         case Scenes() as data:
             return scenes(data, context)
         case Questions(name=Files.EASY_VQA) as data:
             return easy_questions(data, context)
         case Questions(name=Files.CLEVR) as data:
-            return clevr(data, context)
+            return clevr(data, recipe.model.eye, context)
         case Questions() as data:
             return photos(data, recipe.model.eye, context)
 
 
-def sort_of_clevr(data: SortOfClevr, context: Context) -> Parts:
+def grid_seen(eye: Eye, side: int) -> tuple[int, int]:
+    """The rows and columns of cells that an eye makes of a square picture: strides round up."""
+    cells = -(-side // PIXELS[eye])
+    return cells, cells
+
+
+def sort_of_clevr(data: SortOfClevr, eye: Eye, context: Context) -> Parts:
     """Drawn pictures; those of training are drawn once and held on the device.
 
     In training an item is a picture with all of its questions. Its CNN then runs once for all of
-    them, which is most of the work where few cells are kept.
+    them, which is most of the work where few cells are kept. What decides is told on the grid of
+    the eye where networks are judged by it; training does not ask.
     """
     from overt.data import SortOfClevr as Drawn
-    from overt.data.sortclevr import ASKED, TERNARY
+    from overt.data.shapes import SIDE
+    from overt.data.sortclevr import ASKED, CELLS, TERNARY
 
     relations = [name for name in ASKED if data.ternary or name != TERNARY]
     each = 10 * len(relations)
 
     def part(split: str, count: int) -> First[Drawn]:
         most = count if data.limit is None else min(count, -(-data.limit // each))
-        return First(Drawn(split, data.world, most, relations), data.limit)
+        cells = CELLS if split == "train" else grid_seen(eye, SIDE)
+        return First(Drawn(split, data.world, most, relations, cells), data.limit)
 
     train, held, test = (
         part(split, count)
@@ -152,7 +162,7 @@ def easy_questions(data: Questions, context: Context) -> Parts:
     )
 
 
-def clevr(data: Questions, context: Context) -> Parts:
+def clevr(data: Questions, eye: Eye, context: Context) -> Parts:
     """CLEVR at 128 x 128 pixels, in training moved by up to 8 and turned by up to .05 radians."""
     from overt.data import Clevr
     from overt.data.asked import Look
@@ -162,7 +172,8 @@ def clevr(data: Questions, context: Context) -> Parts:
 
     root, look = root_of(context.data_root), Look((data.size, data.size), stretch)
     learnt = Clevr(root, "train", look=look)
-    test = Clevr(root, "val", spread=SPREAD, look=look, reader=learnt.reader)
+    cells = grid_seen(eye, data.size)
+    test = Clevr(root, "val", cells=cells, spread=SPREAD, look=look, reader=learnt.reader)
     held = min(HELD_OUT, len(learnt) // 8 or 1)
 
     def moved(batch: Batch) -> Batch:

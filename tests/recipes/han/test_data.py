@@ -14,7 +14,17 @@ from overt.data.clevr import turned
 from overt.data.features import FeatureCache, Key, build
 from overt.data.held import Held
 from overt.errors import BadInput
-from overt.recipes.han.data import MARGIN, Portion, grid_of, nouns, opened, together
+from overt.recipes.han.data import (
+    MARGIN,
+    Portion,
+    grid_of,
+    grid_seen,
+    nouns,
+    opened,
+    together,
+)
+from overt.recipes.han.networks import eye_of
+from overt.recipes.han.recipe import Eye
 from overt.recipes.recipe import Context
 from overt.show.sample import load_gallery
 from tests.data import test_wordnet
@@ -117,6 +127,21 @@ def test_clevr_is_validated_on_training_and_tested_on_val(run: Ran) -> None:
     assert [one["name"] for one in results["data"]] == ["clevr", "clevr train", "clevr val"]
     assert [one["n"] for one in results["data"]] == [3, 1, 3]
     assert "covered" in results["ours"]
+
+
+@pytest.mark.parametrize("eye", [Eye.COARSE, Eye.FINE, Eye.STRIDED])
+@pytest.mark.parametrize("side", [75, 64, 128])
+def test_the_grid_seen_is_that_of_the_eye(eye: Eye, side: int) -> None:
+    model = tiny.recipe("han-sortclevr", f"model.eye={eye.value}", "model.width=0.05").model
+    pictures = Batch(ids=("a",), images=torch.zeros(1, 3, side, side))
+    cells = eye_of(model)(pictures)
+    assert cells.layout.spans[0].shape == grid_seen(eye, side)
+
+
+@pytest.mark.parametrize("name", ["han-sortclevr", "han-clevr"])
+def test_fine_cells_are_judged_on_their_own_grid(run: Ran, name: str) -> None:
+    _, results = run(name, "data.limit=3", "model.eye=fine", "model.cells=25")
+    assert {"covered", "pointing", "cells_kept"} <= set(results["ours"])
 
 
 def test_a_portion_is_a_split() -> None:
