@@ -171,6 +171,9 @@ def accuracy_table(kept: Kept) -> None:
         broad = kept.minus("uniform-mse", "shuffled-mse")
         print(f"  broad is what helps, uniform-mse over shuffled-mse: {said(broad)}")
     controls(kept, "accuracy")
+    if kept.seeds("mean-map-mse"):
+        best = kept.minus("mse", "mean-map-mse")
+        print(f"  the best map does better than the weighted mean of all: {said(best)}")
     if kept.seeds(f"{PRETRAINED}none"):
         print(f"  {PRETRAINED}none: {spread(kept.means(f'{PRETRAINED}none', 'accuracy'))}")
         gains(kept, PRETRAINED)

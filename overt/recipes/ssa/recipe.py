@@ -295,7 +295,8 @@ class SsaRecipe:
     def paper(self) -> Mapping[str, Figure]:
         """What the paper states for this row of its tables."""
         name = getattr(self.data, "name", None)
-        if name is None or isinstance(self.model, Pretrained):
+        weighted = self.surrogate.search in (Search.MEAN_MAP, Search.MEAN_MASK)
+        if name is None or weighted or isinstance(self.model, Pretrained):
             return NO_FIGURES
         taught = self.supervise
         alone = "" if self.taught else "none"  # one that was trained on is not the paper's baseline

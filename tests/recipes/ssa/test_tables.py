@@ -1,5 +1,7 @@
 """The tables of self-supervision: the paper's rows, a placebo for each, one ground for all."""
 
+from dataclasses import replace
+
 from overt.recipes import tables
 from overt.recipes.settings import to_json
 from overt.recipes.ssa import tables as ssa_tables
@@ -48,6 +50,14 @@ def test_rows_of_one_task_share_their_ground() -> None:
     assert all(alike(to_json(found[0]), one, OF_BASELINE) for one in found)
     searches = rows("ssa-masks")
     assert len({one.surrogate for one in searches.values()}) == len(searches)
+
+
+def test_a_weighted_mean_of_maps_stands_beside_the_best_one_without_its_number() -> None:
+    found = rows("ssa-1")
+    best, mean = found["mse"], found["mean-map-mse"]
+    assert best.paper and not mean.paper
+    assert replace(mean, surrogate=best.surrogate) == best
+    assert not rows("ssa-masks")["mean-of-maps"].paper
 
 
 def test_training_on_is_a_row_of_its_own_without_the_papers_number() -> None:
