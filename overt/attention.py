@@ -222,6 +222,11 @@ class AttentionMap:
     # --- reading it
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Samples, layers, heads, queries, keys."""
+        return tuple(self.values.shape)
+
+    @property
     def weights(self) -> Float[Tensor, "b l h q k"]:
         """The plain weights."""
         return self.values.exp() if self.form is Form.LOG else self.values

@@ -1,8 +1,9 @@
-"""The Triton kernels behind `launching`: log-shares of rows, and their gradients.
+"""The Triton kernels behind `launching`: log-shares of rows, what rows cost, and their gradients.
 
-A kernel holds some rows of one head and goes along the keys twice: once for the normaliser, once
-for what is written. Products of sixteen-bit numbers are summed in float32; those of float32 are not
-rounded to TF32. Where queries and keys lie is told by numbers, a place a layer, keys after queries.
+A kernel holds some rows of one head and goes along the keys: twice for log-shares, once for the
+normaliser and once for what is written, and once for costs, which are sums. Products of sixteen-bit
+numbers are summed in float32; those of float32 are not rounded to TF32. Where queries and keys lie
+is told by numbers, a place a layer, keys after queries.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -197,6 +198,146 @@ def to_keys(
             places, rows, layer, b, h, count, query_b, query_h, query_n,
             FORMAT, ALIGNED, D, BD, BS,
         )  # fmt: skip
+        found += tl.dot(tl.trans(slope).to(FORMAT), query, input_precision=EXACT)
+    r = first + tl.arange(0, BR)
+    d = tl.arange(0, BD)
+    there = (r < long)[:, None] & (d < D)[None, :]
+    place = whole + b * whole_b + g * whole_g + (start + r)[:, None] * whole_n + d[None, :]
+    before = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    tl.store(place, (before + found * scale).to(FORMAT), mask=there)
+
+
+# --- the cost of rows that have a target, of which nothing as large as the rows is written
+
+
+@triton.jit
+def _wanted_block(
+    wanted, b, first, count, long, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """How much of each row its target gives to some keys."""
+    s = tl.arange(0, BS)
+    r = first + tl.arange(0, BR)
+    there = (s < count)[:, None] & (r < long)[None, :]
+    return tl.load(wanted + (b * count + s[:, None]) * long + r[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _cost_slope_block(
+    scores, seen, want, levels, masses, slopes, at, count, BS: tl.constexpr
+):  # fmt: skip
+    """The gradient of some scores from those of the costs of their rows."""
+    s = tl.arange(0, BS)
+    level = tl.load(levels + at * count + s, mask=s < count, other=0.0)
+    mass = tl.load(masses + at * count + s, mask=s < count, other=0.0)
+    slope = tl.load(slopes + at * count + s, mask=s < count, other=0.0)
+    share = tl.exp(tl.where(seen, scores - level[:, None], -float("inf")))
+    return tl.where(seen, slope[:, None] * (share * mass[:, None] - want), 0.0)
+
+
+@triton.jit
+def costs(
+    out, levels, masses, wanted, nothing, hidden, hidden_b, hidden_s, HIDES: tl.constexpr,
+    places, rows, layers, samples, heads, groups, count, long, start, scale,
+    query_b, query_h, query_n, key_b, key_g, key_n,
+    FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """The cross-entropies of one head of one sample in one layer, and what their gradient needs."""
+    program, layer, b, h, g = _head(samples, heads, groups)
+    query = _row_block(
+        places, rows, layer, b, h, count, query_b, query_h, query_n, FORMAT, ALIGNED, D, BD, BS
+    )
+    most = tl.full([BS], -float("inf"), tl.float32)
+    total = tl.zeros([BS], tl.float32)
+    met = tl.zeros([BS], tl.float32)
+    mass = tl.zeros([BS], tl.float32)
+    missed = tl.zeros([BS], tl.float32)
+    for first in range(0, long, BR):
+        key = _key_block(
+            places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
+            FORMAT, ALIGNED, D, BD, BR,
+        )  # fmt: skip
+        seen = _seen_block(hidden, b, first, count, long, hidden_b, hidden_s, HIDES, BS, BR)
+        want = _wanted_block(wanted, b, first, count, long, BS, BR)
+        scores = tl.dot(query, tl.trans(key), input_precision=EXACT) * scale
+        met += tl.sum(tl.where(seen, want * scores, 0.0), 1)
+        mass += tl.sum(tl.where(seen, want, 0.0), 1)
+        missed += tl.sum(tl.where(seen, 0.0, want), 1)
+        scores = tl.where(seen, scores, -float("inf"))
+        more = tl.maximum(most, tl.max(scores, 1))
+        safe = tl.where(more == -float("inf"), 0.0, more)
+        total = total * tl.exp(most - safe) + tl.sum(tl.exp(scores - safe[:, None]), 1)
+        most = more
+    level = tl.where(total > 0, tl.where(most == -float("inf"), 0.0, most) + tl.log(total), 0.0)
+    s = tl.arange(0, BS)
+    at = program * count + s
+    tl.store(out + at, level * mass - met - nothing * missed, mask=s < count)
+    tl.store(levels + at, level, mask=s < count)
+    tl.store(masses + at, mass, mask=s < count)
+
+
+@triton.jit
+def costs_to_rows(
+    made, slopes, levels, masses, wanted, hidden, hidden_b, hidden_s, HIDES: tl.constexpr,
+    places, rows, layers, samples, heads, groups, count, long, start, scale,
+    query_b, query_h, query_n, key_b, key_g, key_n,
+    FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the rows of one head of one sample in one layer, from that of their costs."""
+    program, layer, b, h, g = _head(samples, heads, groups)
+    query = _row_block(
+        places, rows, layer, b, h, count, query_b, query_h, query_n, FORMAT, ALIGNED, D, BD, BS
+    )
+    found = tl.zeros([BS, BD], tl.float32)
+    for first in range(0, long, BR):
+        key = _key_block(
+            places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
+            FORMAT, ALIGNED, D, BD, BR,
+        )  # fmt: skip
+        seen = _seen_block(hidden, b, first, count, long, hidden_b, hidden_s, HIDES, BS, BR)
+        want = _wanted_block(wanted, b, first, count, long, BS, BR)
+        scores = tl.dot(query, tl.trans(key), input_precision=EXACT) * scale
+        slope = _cost_slope_block(scores, seen, want, levels, masses, slopes, program, count, BS)
+        found += tl.dot(slope.to(FORMAT), key, input_precision=EXACT)
+    s = tl.arange(0, BS)
+    d = tl.arange(0, BD)
+    at = made + (program * count + s[:, None]) * D + d[None, :]
+    there = (s < count)[:, None] & (d < D)[None, :]
+    tl.store(at, (found * scale).to(FORMAT), mask=there)
+
+
+@triton.jit
+def costs_to_keys(
+    whole, whole_b, whole_g, whole_n, layer,
+    slopes, levels, masses, wanted, hidden, hidden_b, hidden_s, HIDES: tl.constexpr,
+    places, rows, layers, samples, heads, groups, count, long, start, scale,
+    query_b, query_h, query_n, key_b, key_g, key_n,
+    FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Some keys of one group of heads of one sample, in one layer, from the costs of the rows."""
+    program = tl.program_id(0)
+    b = (program // groups).to(tl.int64)
+    g = program % groups
+    first = tl.program_id(1) * BR
+    each = heads // groups
+    key = _key_block(
+        places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
+        FORMAT, ALIGNED, D, BD, BR,
+    )  # fmt: skip
+    seen = _seen_block(hidden, b, first, count, long, hidden_b, hidden_s, HIDES, BS, BR)
+    want = _wanted_block(wanted, b, first, count, long, BS, BR)
+    found = tl.zeros([BR, BD], tl.float32)
+    for one in range(each):
+        h = g * each + one
+        query = _row_block(
+            places, rows, layer, b, h, count, query_b, query_h, query_n,
+            FORMAT, ALIGNED, D, BD, BS,
+        )  # fmt: skip
+        scores = tl.dot(query, tl.trans(key), input_precision=EXACT) * scale
+        at = (layer * samples + b) * heads + h
+        slope = _cost_slope_block(scores, seen, want, levels, masses, slopes, at, count, BS)
         found += tl.dot(tl.trans(slope).to(FORMAT), query, input_precision=EXACT)
     r = first + tl.arange(0, BR)
     d = tl.arange(0, BD)

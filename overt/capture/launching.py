@@ -2,12 +2,15 @@
 
 What `products.log_shares` does by copies of rows and keys in float32 is done on queries and keys as
 they lie. Backward, the gradient of rows is made for all layers in one go; that of keys is added
-into the gradient that attention has made, when its layer is due.
+into the gradient that attention has made, when its layer is due. What rows cost by their targets is
+summed without writing their shares, which are made again backward: what is kept is a few numbers a
+row.
 """
 
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -123,6 +126,55 @@ class Layers:
         with self._there():
             kernels.to_keys[grid](whole, *ends, slopes, logs, sums, layer, **self._given())
 
+    def costs(self, wanted: Float[Tensor, "b s r"], nothing: float) -> "Costs":
+        """The cross-entropy of each row with its target; a hidden key has a log-share `nothing`."""
+        from overt.capture import kernels
+
+        l, b, h, s, _ = self.sizes
+        device = self.query.device
+        made = [torch.empty((l, b, h, s), dtype=torch.float32, device=device) for _ in range(3)]
+        wanted = wanted.to(torch.float32).contiguous()
+        with self._there():
+            kernels.costs[(l * b * h,)](*made, wanted, nothing, *self._hides(), **self._given())
+        return Costs(made[0], made[1], made[2], wanted)
+
+    def rows_of_costs(
+        self, slopes: Float[Tensor, "l b h s"], made: "Costs"
+    ) -> Float[Tensor, "l b h s d"]:
+        """The gradient of the rows in every layer, from that of what they cost."""
+        from overt.capture import kernels
+
+        l, b, h, s, _ = self.sizes
+        kind = {"dtype": self.query.dtype, "device": self.query.device}
+        found = torch.empty((l, b, h, s, self.width), **kind)  # type: ignore[call-overload]
+        with self._there():
+            kernels.costs_to_rows[(l * b * h,)](
+                found, slopes, *made.kept, *self._hides(), **self._given()
+            )
+        return found
+
+    def add_costs_to_keys(
+        self,
+        layer: int,
+        slopes: Float[Tensor, "l b h s"],
+        made: "Costs",
+        whole: Float[Tensor, "b g k d"],
+    ) -> None:
+        """Add the gradient of one layer's keys, from that of all costs, to what is there."""
+        if whole.stride(-1) != 1 or whole.dtype != self.key.dtype:
+            own = torch.zeros_like(self.key)
+            self.add_costs_to_keys(layer, slopes, made, own)
+            whole += own
+            return
+        from overt.capture import kernels
+
+        grid = (self.sizes[1] * self.groups, -(-self.sizes[-1] // KEYS))
+        ends = whole.stride()[:3]
+        with self._there():
+            kernels.costs_to_keys[grid](
+                whole, *ends, layer, slopes, *made.kept, *self._hides(), **self._given()
+            )
+
     def _there(self) -> AbstractContextManager[Any]:
         """On the card of the queries, whichever is the present one."""
         on_card = self.query.is_cuda
@@ -166,11 +218,28 @@ class Layers:
         }
 
 
+@dataclass(frozen=True)
+class Costs:
+    """What rows cost, and what its gradient is made from: a few numbers a row, and the targets."""
+
+    values: Float[Tensor, "l b h s"]
+    levels: Float[Tensor, "l b h s"]  # logarithms of the sums that shares are divided by
+    masses: Float[Tensor, "l b h s"]  # of the targets, on keys that are seen
+    wanted: Float[Tensor, "b s r"]
+
+    @property
+    def kept(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the gradient is made from."""
+        return self.levels, self.masses, self.wanted
+
+
 def _places(tensors: Sequence[Tensor]) -> Int[Tensor, " n"]:
-    """Where tensors begin in memory, on the card; filled in, since a copy would be waited for."""
-    found = torch.empty(len(tensors), dtype=torch.long, device=tensors[0].device)
-    for place, one in zip(found.unbind(), tensors, strict=True):
-        place.fill_(one.data_ptr())
+    """Where tensors begin in memory, on the card.
+
+    Added to zeros, all by one launch: a copy from the host would be waited for.
+    """
+    found = torch.zeros(len(tensors), dtype=torch.long, device=tensors[0].device)
+    torch._foreach_add_(found.unbind(), [one.data_ptr() for one in tensors])
     return found
 
 

@@ -7,7 +7,8 @@ at once, so that small layers cost few launches, and never more of them than fit
 
 Nothing here asks a device for a value: a step that is supervised never waits for its own results.
 A graph that is being compiled gets the same arithmetic as plain operations, which it fuses itself.
-On a CUDA card log-shares are made by kernels of our own (`launching`) where Triton is installed.
+On a CUDA card log-shares are made by kernels of our own (`launching`) where Triton is installed; a
+cross-entropy is summed there without them (`costs`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -81,11 +82,17 @@ def _with_rows(whole: Tensor | None, brought: list[Any], like: tuple[Any, ...]) 
     if whole is None:
         shape, dtype, device = like
         whole = torch.zeros(shape, dtype=dtype, device=device)
-    elif torch.is_grad_enabled():  # to be differentiated again
+    elif torch.is_grad_enabled() or _overlaps(whole):  # to be differentiated again, or expanded
         whole = whole.clone()
     for part in parts:
         part(whole)
     return whole
+
+
+def _overlaps(values: Tensor) -> bool:
+    """Whether some places of memory stand for many values, so that none can be written alone."""
+    sides = zip(values.shape, values.stride(), strict=True)
+    return any(size > 1 and not stride for size, stride in sides)
 
 
 # --- products and their softmax
@@ -126,6 +133,38 @@ def log_shares(
     if torch.compiler.is_compiling():
         return _shared(_multiplied(tensors, rows, columns, scale), hidden)
     return _Products.apply(rows, columns, scale, (hidden,), taps, *tensors)
+
+
+def fused(
+    queries: Sequence[Float[Tensor, "b h q d"] | Tap],
+    keys: Sequence[Float[Tensor, "b g k d"] | Tap],
+    rows: Index,
+    columns: Index,
+) -> bool:
+    """Whether `costs` can be asked for: on a card that has the kernels."""
+    tensors, _ = _given(queries, keys)
+    return not torch.compiler.is_compiling() and _fits(tensors, rows, columns)
+
+
+def costs(
+    queries: Sequence[Float[Tensor, "b h q d"] | Tap],
+    keys: Sequence[Float[Tensor, "b g k d"] | Tap],
+    rows: Index,
+    columns: Index,
+    scale: float,
+    visible: Bool[Tensor, "b #s r"] | None,
+    wanted: Float[Tensor, "b s r"],
+    nothing: float,
+) -> Float[Tensor, "l b h s"]:
+    """`-sum over the columns of wanted times log_shares`, none of which is written to memory.
+
+    Only where `fused` says so. A hidden column has a log-share of `nothing`, and no gradient;
+    neither has `wanted`. Backward, shares are computed again from queries and keys.
+    """
+    tensors, taps = _given(queries, keys)
+    hidden = None if visible is None or _all_seen(visible) else ~visible[:, None]
+    found: Tensor = _Costs.apply(rows, columns, scale, (hidden,), wanted, nothing, taps, *tensors)
+    return found
 
 
 def _given(queries: Sequence[Any], keys: Sequence[Any]) -> tuple[list[Tensor], list[Tap | None]]:
@@ -180,13 +219,85 @@ class _Products(torch.autograd.Function):
             if logs is not None:
                 gradient = _unshared(gradient, logs, ctx.softmax[0])
             parts = _parts(gradient, tensors, ctx)
-        found = [
-            _handed(part, like, tap) if needed else None
-            for part, like, tap, needed in zip(
-                parts, tensors, ctx.taps, ctx.needs_input_grad[5:], strict=True
-            )
-        ]
-        return (None, None, None, None, None, *found)
+        return (None,) * 5 + _all_handed(parts, tensors, ctx)
+
+
+class _Costs(torch.autograd.Function):
+    """Cross-entropies of the rows of many layers with their targets; for kernels alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Index,
+        columns: Index,
+        scale: float,
+        softmax: tuple[Tensor | None],
+        wanted: Tensor,
+        nothing: float,
+        taps: list[Tap | None],
+        *tensors: Tensor,
+    ) -> Tensor:
+        """The costs; kept are two numbers a row, and the targets."""
+        ctx.rows, ctx.columns, ctx.scale, ctx.taps = rows, columns, scale, taps
+        ctx.softmax, ctx.nothing = softmax, nothing
+        on_card = _on_card(tensors, ctx)
+        assert on_card is not None
+        made = on_card.costs(wanted, nothing)
+        ctx.save_for_backward(*tensors, *made.kept)
+        return made.values
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Each layer's gradient, as that of log-shares is handed on."""
+        *tensors, levels, masses, wanted = ctx.saved_tensors
+        slopes = gradients[0].float().contiguous()
+        on_card = None if torch.is_grad_enabled() else _on_card(tensors, ctx)
+        if on_card is None:
+            parts = _parts_of_costs(gradients[0], tensors, wanted, ctx)
+        else:
+            made = launching.Costs(slopes, levels, masses, wanted)
+            at = on_card.rows.clamp_min(0)
+            parts = [partial(_place, one, at) for one in on_card.rows_of_costs(slopes, made)]
+            parts += [
+                partial(on_card.add_costs_to_keys, layer, slopes, made)
+                for layer in range(len(tensors) // 2)
+            ]
+        return (None,) * 7 + _all_handed(parts, tensors, ctx)
+
+
+def _parts_of_costs(
+    gradient: Tensor, tensors: Sequence[Tensor], wanted: Tensor, ctx: Any
+) -> list[Part]:
+    """The same by plain operations, which can be differentiated again."""
+    with torch.enable_grad():
+        logs = _shared(_multiplied(tensors, ctx.rows, ctx.columns, ctx.scale), ctx.softmax[0])
+        logs = torch.where(logs.isneginf(), ctx.nothing, logs)
+        found = -(wanted[:, None] * logs).sum(dim=-1)
+        again = torch.is_grad_enabled()
+        slopes = torch.autograd.grad(found, tensors, gradient, create_graph=again)
+    return [partial(_add, one) for one in slopes]
+
+
+def _add(part: Tensor, whole: Tensor) -> None:
+    whole += part
+
+
+def _all_handed(parts: Sequence[Part], tensors: Sequence[Tensor], ctx: Any) -> tuple[Any, ...]:
+    needed = ctx.needs_input_grad[-len(tensors) :]
+    return tuple(
+        _handed(part, like, tap) if wanted else None
+        for part, like, tap, wanted in zip(parts, tensors, ctx.taps, needed, strict=True)
+    )
+
+
+def _fits(tensors: Sequence[Tensor], rows: Index, columns: Index) -> bool:
+    """Whether the kernels know such a call."""
+    half = len(tensors) // 2
+    queries, keys = tensors[:half], tensors[half:]
+    if not isinstance(columns, slice) or columns.step not in (None, 1):
+        return False
+    few = launching.fit(queries, keys, _length(queries[0], rows))
+    return few and _length(keys[0], columns) > 0
 
 
 def _on_card(tensors: Sequence[Tensor], ctx: Any) -> "launching.Layers | None":
@@ -194,9 +305,7 @@ def _on_card(tensors: Sequence[Tensor], ctx: Any) -> "launching.Layers | None":
     half = len(tensors) // 2
     queries, keys = tensors[:half], tensors[half:]
     rows, columns = ctx.rows, ctx.columns
-    if not isinstance(columns, slice) or columns.step not in (None, 1):
-        return None
-    if not launching.fit(queries, keys, _length(queries[0], rows)) or not _length(keys[0], columns):
+    if not _fits(tensors, rows, columns):
         return None
     if isinstance(rows, slice):
         places = range(queries[0].shape[2])[rows]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
 from overt.capture.call import Call, Projected
-from overt.capture.products import ALL, Index, Tap, log_shares, products
+from overt.capture.products import ALL, Index, Tap, fused, log_shares, products
+from overt.capture.unread import Places, Unread
 
 State = TypeVar("State")
 Where = str | Int[Tensor, "b _"]  # the name of a span, or positions, -1 where a sample has none
@@ -120,7 +121,8 @@ class Seen:
         """The block renormalised over its own keys, as logarithms: what a loss should take.
 
         The division over all keys cancels, so nothing outside the block is computed: s rows and r
-        keys cost s x r scores a head, whatever the length of the sequence.
+        keys cost s x r scores a head, whatever the length of the sequence. Where a card has kernels
+        of ours, even those are computed once they are read: see `unread`.
         """
         self.check_alike()
         at, to, queries, keys, mask = self._places(query, key, rows)
@@ -133,6 +135,10 @@ class Seen:
             scores = first.shaped(products(given, taken, at, to, first.scale), at, to)
             scores = rearrange(scores, "l b h s r -> b l h s r")
             return AttentionMap.from_scores(scores, keys, queries, mask)
+        if fused(given, taken, at, to):
+            learns = torch.is_grad_enabled()
+            places = Places(given, taken, at, to, first.scale, mask, learns)
+            return Unread.of(places, queries, keys)
         logs = log_shares(given, taken, at, to, first.scale, mask).transpose(0, 1)
         return AttentionMap(logs, keys, queries, mask, Kind.PROBABILITY, Form.LOG)
 

@@ -32,6 +32,7 @@ from overt import attention as maps
 from overt.attention import AttentionMap, Form, Kind, rollout
 from overt.capture.derived import rolling
 from overt.capture.seen import Seen
+from overt.capture.unread import Unread
 from overt.supervise.loss import Loss
 from overt.supervise.losses import cross_entropy, precise, steady, summed
 
@@ -339,6 +340,8 @@ def with_image(target: AttentionMap) -> AttentionMap:
 
 def narrowed(attention: AttentionMap, among: Bool[Tensor, "b k"]) -> AttentionMap:
     """The map renormalised over some of its keys; exact, because a division cancels."""
+    if isinstance(attention, Unread):
+        return attention.narrowed(among)
     return replace(attention, mask=attention.visible & among[:, None]).normalize()
 
 

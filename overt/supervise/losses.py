@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form
+from overt.capture.unread import Unread
 from overt.supervise.loss import Loss
 
 NOTHING = -20.7  # the logarithm of 1e-9
@@ -64,6 +65,10 @@ def mse(attention: AttentionMap, target: AttentionMap) -> Loss:
 
 
 def _cross(attention: AttentionMap, target: AttentionMap) -> Float[Tensor, "b l h q"]:
+    if isinstance(attention, Unread):
+        found = attention.costs(precise(target.weights), NOTHING)
+        if found is not None:
+            return found
     logs = precise(steady(attention).log_weights)
     if attention.form is Form.LOG:
         logs = torch.where(logs.isneginf(), NOTHING, logs)
@@ -74,7 +79,7 @@ def _cross(attention: AttentionMap, target: AttentionMap) -> Float[Tensor, "b l 
 
 def supervised(attention: AttentionMap, target: AttentionMap) -> Bool[Tensor, "b l h q"]:
     """Which rows of the attention see a key and have a target: those that a loss is about."""
-    ours, theirs = attention.values.shape, target.values.shape
+    ours, theirs = attention.shape, target.shape
     if any(theirs[axis] != ours[axis] for axis in (0, 3, 4)):
         raise ValueError(
             f"a target of {theirs[0]} samples, {theirs[3]} queries and {theirs[4]} keys for "

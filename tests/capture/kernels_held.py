@@ -5,7 +5,7 @@ import torch
 
 from overt.capture import launching
 from overt.capture import products as module
-from overt.capture.products import log_shares, tap
+from overt.capture.products import costs, fused, log_shares, tap
 
 pytestmark = pytest.mark.skipif(
     not launching.installed() or not (launching.INTERPRETED or torch.cuda.is_available()),
@@ -151,3 +151,212 @@ def test_nothing_and_gaps_go_the_plain_way(rows, columns):
     assert logs.shape[3:] == (len(range(90)[rows]), len(range(90)[columns]))
     none = [one[:0] for one in queries], [one[:0] for one in keys]
     assert log_shares(*none, slice(0, 3), slice(0, 9)).shape[1] == 0
+
+
+# --- what rows cost
+
+NOTHING = -20.7
+
+
+def plain_costs(queries, keys, rows, columns, scale, visible, wanted):
+    """The cross-entropies out of log-shares that are there."""
+    logs = log_shares(queries, keys, rows, columns, scale, visible)
+    logs = torch.where(logs.isneginf(), NOTHING, logs)
+    return -(wanted[:, None] * logs).sum(dim=-1)
+
+
+def aimed(rows, long):
+    torch.manual_seed(2)
+    wanted = torch.rand(2, rows, long, device=DEVICE) * (torch.rand(2, rows, long) > 0.7).to(DEVICE)
+    wanted[0, 0] = 0  # a row that has no target
+    return wanted
+
+
+def both_costs(monkeypatch, queries, keys, *given):
+    found = []
+    for kernels in (True, False):
+        if kernels:
+            values = costs(queries, keys, *given, NOTHING)
+        else:
+            monkeypatch.setattr(launching, "fit", lambda *_: False)
+            values = plain_costs(queries, keys, *given)
+        torch.manual_seed(1)
+        weights = torch.randn(values.shape, device=DEVICE)
+        slopes = torch.autograd.grad((weights * values).sum(), [*queries, *keys])
+        found.append((values.detach(), slopes))
+    return found
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("rows", ["positions", "a slice"])
+@pytest.mark.parametrize("columns", ["some", "few"])
+def test_costs_are_those_of_plain_operations(monkeypatch, dtype, groups, rows, columns):
+    at, to = ROWS[rows], COLUMNS[columns]
+    at = at if isinstance(at, slice) else at.to(DEVICE)
+    queries, keys = make(groups, dtype=dtype)
+    assert fused(queries, keys, at, to)
+    count = len(range(90)[at]) if isinstance(at, slice) else at.shape[1]
+    wanted = aimed(count, len(range(90)[to]))
+    (values, slopes), (plain, theirs) = both_costs(
+        monkeypatch, queries, keys, at, to, 24**-0.5, None, wanted
+    )
+    near = 20 * NEAR[dtype]  # sums of up to thirty log-shares
+    torch.testing.assert_close(values, plain, rtol=NEAR[dtype], atol=near)
+    for one, two in zip(slopes, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=NEAR[dtype], atol=near)
+
+
+@pytest.mark.parametrize("each", [True, False], ids=["a mask a row", "one for all rows"])
+@pytest.mark.parametrize("through", [True, False], ids=["by taps", "whole"])
+def test_a_hidden_key_costs_what_is_said_and_has_no_gradient(monkeypatch, each, through):
+    queries, keys = make()
+    visible = torch.rand(2, 5 if each else 1, 67, device=DEVICE) > 0.4
+    visible[1, -1] = False  # a row that sees nothing
+    at, wanted = ROWS["positions"].to(DEVICE), aimed(5, 67)
+    given = queries, keys
+    if through:
+        taps = [tap(q, k) for q, k in zip(queries, keys, strict=True)]
+        given = [one[0] for one in taps], [one[1] for one in taps]
+    values = costs(*given, at, slice(3, 70), 0.3, visible, wanted, NOTHING)
+    own = sum(one.tensor.sum() for pair in taps for one in pair) if through else 0
+    slopes = torch.autograd.grad(values.square().sum() + own, [*queries, *keys])
+    monkeypatch.setattr(launching, "fit", lambda *_: False)
+    plain = plain_costs(queries, keys, at, slice(3, 70), 0.3, visible, wanted)
+    theirs = torch.autograd.grad(plain.square().sum(), [*queries, *keys])
+    torch.testing.assert_close(values, plain, rtol=2e-5, atol=2e-4)
+    for one, two in zip(slopes, theirs, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, two + through, rtol=1e-4, atol=2e-3)
+    torch.testing.assert_close(values[:, 1, :, -1], -NOTHING * wanted[1, -1].sum().expand(3, 4))
+
+
+def test_costs_of_gradients_in_another_format_or_order_are_added_too():
+    queries, keys = make(dtype=HALF, layers=2)
+    at = torch.arange(5, device=DEVICE).expand(2, 5)
+    layers = launching.Layers(
+        *([one.detach() for one in each] for each in (queries, keys)), at, slice(3, 70), 1.0, None
+    )
+    made = layers.costs(aimed(5, 67), NOTHING)
+    slopes = torch.randn_like(made.values)
+    wholes = [
+        torch.ones_like(keys[0]),
+        torch.ones_like(keys[0], dtype=torch.float32),
+        torch.ones(2, 2, 24, 90, dtype=HALF, device=DEVICE).transpose(2, 3),
+    ]
+    for whole in wholes:
+        layers.add_costs_to_keys(1, slopes, made, whole)
+    for whole in wholes[1:]:
+        torch.testing.assert_close(whole.float(), wholes[0].float(), rtol=1e-2, atol=2e-2)
+
+
+def test_a_second_derivative_of_costs_is_left_to_plain_operations():
+    found = []
+    for way in (costs, lambda *given: plain_costs(*given[:-1])):
+        queries, keys = make(layers=1, length=12, width=16)
+        given = queries, keys, slice(0, 3), slice(2, 9), 0.3, None, aimed(3, 7), NOTHING
+        first = torch.autograd.grad(way(*given).square().sum(), queries, create_graph=True)[0]
+        found.append(torch.autograd.grad(first.square().sum(), [*queries, *keys]))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
+
+
+# --- a block that nobody has read
+
+
+def watched(mask=True):
+    """Calls of two layers, queries and keys of which have gradients."""
+    from overt.attention import Layout, Span
+    from overt.capture.call import Call, Projected, Route
+    from overt.capture.seen import Seen
+
+    queries, keys = make(groups=4, layers=2)
+    allowed = torch.ones(2, 1, 1, 90, dtype=torch.bool, device=DEVICE)
+    allowed[1, ..., 80:] = False
+    calls = [
+        Call(
+            str(at),
+            torch.nn.Identity(),
+            Projected(q, k, 0.2, None, allowed if mask else None, taps=tap(q, k)),
+            Route.SDPA,
+            False,
+        )
+        for at, (q, k) in enumerate(zip(queries, keys, strict=True))
+    ]
+    spans = Span("text", (30,), slice(0, 30)), Span("regions", (60,), slice(30, 90))
+    return Seen(calls, Layout(spans, 90)), [*queries, *keys]
+
+
+def target():
+    from overt.attention import AttentionMap, Kind, regions, words
+
+    torch.manual_seed(3)
+    wanted = (torch.rand(2, 1, 1, 30, 60) > 0.98).float()
+    wanted[1, :, :, :, 50:] = 0
+    return AttentionMap(wanted, regions(60), words(30), kind=Kind.AMOUNT).normalize().to(DEVICE)
+
+
+@pytest.mark.parametrize("words", [True, False], ids=["among words", "among all"])
+def test_direct_supervision_reads_no_block_and_is_the_same(monkeypatch, words):
+    from overt.capture import unread
+    from overt.supervise.grounding import direct
+
+    among = (torch.rand(2, 30) > 0.2).to(DEVICE) if words else None
+    found = []
+    for kernels in (True, False):
+        seen, learned = watched()
+        with monkeypatch.context() as patch:
+            if kernels:
+                patch.setattr(unread, "log_shares", lambda **_: pytest.fail("a block was read"))
+            else:
+                patch.setattr(launching, "fit", lambda *_: False)
+            losses = direct(seen.log_block, target(), words=among)
+            total = sum(one.mean() for one in losses.values())
+            found.append((losses, torch.autograd.grad(total, learned)))
+    (ours, slopes), (theirs, plain) = found
+    for name in theirs:
+        torch.testing.assert_close(ours[name].total, theirs[name].total, rtol=1e-5, atol=1e-4)
+        assert torch.equal(ours[name].count, theirs[name].count)
+    for one, two in zip(slopes, plain, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_an_unread_block_is_a_map_like_any_other():
+    from dataclasses import replace
+
+    from overt.capture.unread import Unread
+    from overt.supervise import cross_entropy
+
+    rows = torch.tensor([[3, 4, 9], [1, 2, -1]], device=DEVICE)
+    seen, _ = watched()
+    block, other = (seen.log_block("text", "regions", rows) for _ in range(2))
+    assert isinstance(block, Unread) and block.unread is not None
+    assert block.shape == (2, 2, 4, 3, 60) and len(block) == 2
+    assert block.visible.shape == (2, 3, 60) and block.unread is not None
+    assert block.rows.tolist() == [[True] * 3, [True, True, False]]
+    block.check()
+    assert block.unread is None and block.shape == (2, 2, 4, 3, 60)
+    weights = block.weights.sum(dim=-1)
+    torch.testing.assert_close(weights[0], torch.ones_like(weights[0]))
+    changed = replace(other, mask=other.mask)
+    assert changed.values.shape == other.shape, "a copy has its values"
+    wanted = replace(target(), values=target().values[:, :, :, :3], queries=block.queries)
+    spread = replace(wanted, values=wanted.values.expand(2, 2, 4, 3, 60))
+    fresh = seen.log_block("text", "regions", rows)
+    one, two = (cross_entropy(block, some).total for some in (wanted, spread))
+    three, four = (cross_entropy(fresh, some).total for some in (wanted, spread))
+    for given in (two, three, four):
+        torch.testing.assert_close(given, one, rtol=1e-5, atol=1e-4)
+    with pytest.raises(AttributeError, match="no 'colour'"):
+        fresh.colour  # noqa: B018
+
+
+def test_a_block_asked_for_without_gradients_has_none():
+    seen, _ = watched(mask=False)
+    with torch.no_grad():
+        block = seen.log_block("text", "regions")
+    assert not block.values.requires_grad
+    learns = seen.log_block("text", "regions")
+    with torch.no_grad():
+        assert learns.values.requires_grad
+    assert seen.log_block("text", "regions").visible.all()

@@ -31,3 +31,8 @@ def test_compilers_are_not_imported_before_they_are_needed() -> None:
 def test_sizes_go_up_to_a_power_of_two(size: int) -> None:
     found = launching._power(size)
     assert found >= size and found & (found - 1) == 0 and found < 2 * size
+
+
+def test_places_are_told_as_they_are() -> None:
+    some = [torch.randn(3) for _ in range(5)]
+    assert launching._places(some).tolist() == [one.data_ptr() for one in some]

@@ -255,3 +255,16 @@ def test_bfloat16_is_no_further_from_float64_than_what_eager_attention_gives():
         for one in (exact, found, torch.stack(eager))
     ]
     assert (slopes[1] - slopes[0]).norm() <= (slopes[2] - slopes[0]).norm()
+
+
+def test_gradients_that_were_expanded_are_not_written_in_place():
+    """The sum of a tensor has one number for its gradient, spread over all places."""
+    queries, keys = make(layers=1)
+    mine = tap(queries[0], keys[0])
+    logs = log_shares([mine[0]], [mine[1]], slice(0, 3), slice(1, 4))
+    own = mine[0].tensor.sum() + mine[1].tensor.sum()
+    found = torch.autograd.grad(logs.square().sum() + own, [*queries, *keys])
+    plain = log_shares(queries, keys, slice(0, 3), slice(1, 4))
+    wanted = torch.autograd.grad(plain.square().sum(), [*queries, *keys])
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, two + 1, rtol=0, atol=1e-12)
