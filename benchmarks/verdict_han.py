@@ -57,9 +57,12 @@ class Kept:
 
     def has(self, *rows: str) -> bool:
         """Whether there is a run of each of these rows; those that are missing are named."""
-        missing = [row for row in rows if row not in {label for label, _ in self.results}]
+        missing = [row for row in rows if not self.seeds(row)]
         if missing:
             print(f"  not run: {', '.join(missing)}")
+        elif not set.intersection(*(set(self.seeds(row)) for row in rows)):
+            print("  no seed that all of them have")
+            return False
         return not missing
 
     def seeds(self, row: str) -> list[int]:
