@@ -122,15 +122,18 @@ class Told:
     @property
     def attention(self) -> AttentionMap:
         """Where each word was looked for: (b, l, h, words, regions)."""
-        rows = torch.arange(len(self.logits), device=self.logits.device)
-        of = rows // (len(rows) // max(1, len(self.memory)))
-        pairs = zip(self.queries, self.keys, strict=True)
-        scores = [q @ k[of].transpose(-1, -2) / math.sqrt(q.shape[-1]) for q, k in pairs]
-        present = self.memory.present
-        hidden = None if present is None else rearrange(present[of], "b k -> b 1 k")
-        layout = self.memory.layout
-        layout = layout if len(rows) == len(self.memory) else layout.select(of)
-        return AttentionMap.from_scores(torch.stack(scores, dim=1), layout, self.place, hidden)
+        memory, keys = self.memory, self.keys
+        if len(self.logits) != len(memory):
+            images = torch.arange(len(memory), device=self.logits.device)
+            of = images.repeat_interleave(len(self.logits) // len(memory))
+            memory, keys = memory.select(of), tuple(one[of] for one in keys)
+        pairs = zip(self.queries, keys, strict=True)
+        scores = [q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) for q, k in pairs]
+        present = memory.present
+        hidden = None if present is None else rearrange(present, "b k -> b 1 k")
+        return AttentionMap.from_scores(
+            torch.stack(scores, dim=1), memory.layout, self.place, hidden
+        )
 
 
 @dataclass(frozen=True, eq=False)
