@@ -40,10 +40,10 @@ def _row_block(
     d = tl.arange(0, BD)
     at = tl.load(rows + b * count + s, mask=s < count, other=0)
     at = tl.maximum(at, 0)
-    place = tl.load(places + layer)
-    if ALIGNED:
+    place = tl.load(places + layer).to(tl.pointer_type(FORMAT))
+    if ALIGNED:  # said of the pointer: what is said of a number is lost when it becomes one
         place = tl.multiple_of(place, 16)
-    base = place.to(tl.pointer_type(FORMAT)) + b * query_b + h * query_h
+    base = place + b * query_b + h * query_h
     there = (s < count)[:, None] & (d < D)[None, :]
     return tl.load(base + at[:, None] * query_n + d[None, :], mask=there, other=0.0)
 
@@ -57,10 +57,10 @@ def _key_block(
     """Some keys of one group of heads, from `first` on."""
     r = first + tl.arange(0, BR)
     d = tl.arange(0, BD)
-    place = tl.load(places + layers + layer)
-    if ALIGNED:
+    place = tl.load(places + layers + layer).to(tl.pointer_type(FORMAT))
+    if ALIGNED:  # said of the pointer: what is said of a number is lost when it becomes one
         place = tl.multiple_of(place, 16)
-    base = place.to(tl.pointer_type(FORMAT)) + b * key_b + g * key_g
+    base = place + b * key_b + g * key_g
     there = (r < long)[:, None] & (d < D)[None, :]
     return tl.load(base + (start + r)[:, None] * key_n + d[None, :], mask=there, other=0.0)
 
