@@ -2,6 +2,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import signal
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -151,6 +152,32 @@ def test_a_crash_while_writing_leaves_shards_whole(tmp_path, whole, monkeypatch,
             make(folder)
     for place in folder.glob("shard-*"):
         files.verify(place)
+    make(folder)
+    assert tree(folder) == whole
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [*(("fsync", number) for number in (0, 9, 33, 50)), *(("replace", at) for at in (0, 3, 8))],
+)
+def test_a_killed_search_goes_on_and_ends_in_the_same_bytes(tmp_path, whole, call, number):
+    folder = tmp_path / "out"
+
+    def killed() -> None:
+        """SIGKILL in the midst of writing: nothing can be put in order any more."""
+        real, count = getattr(os, call), iter(range(10**6))
+
+        def crash(*arguments, **named):
+            if next(count) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **named)
+
+        setattr(files.os, call, crash)
+        make(folder)
+
+    status = os.waitpid(forked(killed), 0)[1]
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     make(folder)
     assert tree(folder) == whole
 
