@@ -99,7 +99,26 @@ def test_a_step_that_cannot_be_recorded_is_told_and_the_others_go_on(monkeypatch
     broken: dict[str, str] = {}
     found = clock.recorded({"good": lambda: None, "bad": waits, "last": lambda: None}, broken)
     assert list(found) == ["good", "last"]
-    assert broken == {"bad": "RuntimeError: called a synchronizing operation"}
+    assert list(broken) == ["bad"] and broken["bad"].startswith("cannot be recorded: ")
+
+
+def test_why_something_was_not_measured_is_told_in_words():
+    clock = load("sections.clock")
+    told = [
+        clock.told(error)
+        for error in (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+            RuntimeError("operation failed due to a previous error during capture\nsomewhere"),
+            ValueError("a | b\nc"),
+            ValueError(),
+        )
+    ]
+    assert told == [
+        "not measured: the memory of the card is too small",
+        "cannot be recorded: within a step it waits for the card or copies to it",
+        "not measured: ValueError, a / b",
+        "not measured: ValueError, ",
+    ]
 
 
 # --- the table
@@ -187,8 +206,8 @@ def test_a_part_that_breaks_is_a_row_and_all_before_it_is_written(tmp_path, monk
     kept = json.loads(out.read_text())
     assert not kept["broken"]
     once = kept["sections"]["start"]
-    assert once["failed"] == {"new": "RuntimeError: no such / kernel"}
-    assert once["rows"][-1]["verdict"] == "RuntimeError: no such / kernel"
+    assert once["failed"] == {"new": "not measured: RuntimeError, no such / kernel"}
+    assert once["rows"][-1]["verdict"] == once["failed"]["new"]
     assert "new of start" in capsys.readouterr().err
 
 

@@ -181,13 +181,21 @@ def graphed(step: Callable[[], None]) -> Way:
         with torch.cuda.graph(graph):
             step()
     except Exception:
-        place = torch.cuda.current_device()
-        torch.cuda.default_generators[place].graphsafe_set_state(torch.Generator("cuda"))
+        renew()
         raise
     finally:
         gc.enable()
     replay: Way = graph.replay
     return replay
+
+
+def renew() -> None:
+    """New random numbers for the card: those of a recording that broke off are unusable."""
+    import torch
+
+    if torch.cuda.is_available():
+        place = torch.cuda.current_device()
+        torch.cuda.default_generators[place].graphsafe_set_state(torch.Generator("cuda"))
 
 
 def recorded(
@@ -213,6 +221,10 @@ def tidy() -> None:
 
 
 def told(error: Exception) -> str:
-    """The first line of an error, not too long for a table and without its marks."""
+    """Why something was not measured, in words that fit into a table."""
     lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:80]}".replace("|", "/")
+    if type(error).__name__ == "OutOfMemoryError":
+        return "not measured: the memory of the card is too small"
+    if any(word in str(error) for word in ("captur", "synchronizing")):
+        return "cannot be recorded: within a step it waits for the card or copies to it"
+    return f"not measured: {type(error).__name__}, {lines[0][:80]}".replace("|", "/")

@@ -12,7 +12,7 @@ from typing import Any
 
 import overt
 
-from .clock import Spread, Times, tidy, told
+from .clock import Spread, Times, renew, tidy, told
 
 PEERS = "captum numba numpy POT pycocoevalcap quantus scipy torch torchmetrics transformers".split()
 CAPABLE = "a GPU"
@@ -119,6 +119,7 @@ class Report:
             traceback.print_exc()
             self.failed[what] = told(error)
             self.add(absent(what, told(error)))
+            renew()
         tidy()
         self.save()
 

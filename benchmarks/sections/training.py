@@ -12,7 +12,7 @@ taken from a recording of its kernels, as `train.graph=true` does in the loop it
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,11 @@ def classifier(batch: int, device: str, width: float = 1.0) -> Step:
     """VGG-att2 on pictures of 32 x 32 pixels."""
     torch.manual_seed(0)
     net: Any = models.vgg_attention(CLASSES, levels=2, width=width).to(device)
+    return classifying(net, batch, device)
+
+
+def classifying(net: Any, batch: int, device: str) -> Step:
+    """A step of a network that tells classes of pictures."""
     net.to(memory_format=torch.channels_last).train()
     images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (batch,))
@@ -135,6 +140,15 @@ def classifier(batch: int, device: str, width: float = 1.0) -> Step:
 
     optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
     return Step(net, loss, optimizer, device != "cpu")
+
+
+def control(label: str, batch: int, device: str, width: float = 1.0) -> Step:
+    """A row of Learn to Pay Attention, as the loop trains it."""
+    from overt.recipes.ltpa import building, recipe
+
+    torch.manual_seed(0)
+    net: Any = building.network(replace(recipe.models()[label], width=width), CLASSES).to(device)
+    return classifying(net, batch, device)
 
 
 def captioner(batch: int, device: str) -> Step:
@@ -213,6 +227,21 @@ def told_by(
     return times
 
 
+def controls(setting: Setting, report: Report) -> None:
+    """VGG-att beside its controls once more, each step out of a recording."""
+    width = setting.some(8, 1) / 8
+    batch = setting.some(256, 4)
+    for pair in PAIRS:
+
+        def raced(pair: tuple[str, str] = pair) -> None:
+            made = {label: control(label, batch, setting.device, width) for label in pair}
+            ways = {label: step.recorded() for label, step in made.items()}
+            times = race(ways, 2 * setting.rounds, timer(setting.device), limit=4.0)
+            report.add(dearer(f"{pair[0]}, recorded", times, *pair, at_most(CONTROL)))
+
+        report.part(f"{pair[0]}, recorded", raced)
+
+
 # --- the loop of the recipes
 
 
@@ -280,4 +309,5 @@ def section(setting: Setting, report: Report) -> None:
     for name, (batch, make) in networks(setting).items():
         report.part(name, partial(measured, name, batch, make, setting, report, best))
     if setting.gpu:
+        report.part("controls", partial(controls, setting, report))
         report.part("the loop", partial(loop, setting, report))

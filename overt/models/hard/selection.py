@@ -283,13 +283,18 @@ def gather(
     return Kept(cells if count == cells.shape[1] else _first(cells, kept, count))
 
 
-def filled_up(cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"]) -> Kept:
+def filled_up(
+    cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"], most: int | None = None
+) -> Kept:
     """The kept cells side by side, each sample filled up to the fullest with cells that count 0.
 
-    The device is asked one number, how many cells the fullest sample has.
+    The device is asked one number, how many cells the fullest sample has. `most` is that number,
+    or one above it, where it is known: then nothing is asked, and a step can be recorded.
     """
     many = kept.sum(dim=-1, keepdim=True)
-    most = max(1, int(many.max())) if len(kept) else 1
+    if most is None:
+        most = max(1, int(many.max())) if len(kept) else 1
+    most = min(most, kept.shape[1])
     there = torch.arange(most, device=kept.device) < many
     return Kept(_first(cells, kept, most), there.to(cells.dtype))
 
@@ -298,11 +303,22 @@ def _first(
     cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"], count: int
 ) -> Float[Tensor, "b m d"]:
     """So many cells of each sample: the kept ones in their order, then others."""
-    order = kept.logical_not().byte().argsort(dim=-1, stable=True)[:, :count]
     b, k = kept.shape
-    rows = (order + k * torch.arange(b, device=order.device)[:, None]).flatten()
+    rows = kept_first(kept)[:, :count] + k * torch.arange(b, device=kept.device)[:, None]
     # by rows of one table: several times quicker than torch.gather, which goes number by number
-    return cells.flatten(0, 1).index_select(0, rows).unflatten(0, (b, count))
+    return cells.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (b, count))
+
+
+def kept_first(kept: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+    """The numbers of the kept cells in their order, then those of the others in theirs.
+
+    A stable sort of two values, written as counting: where each cell goes is how many of its kind
+    come before it.
+    """
+    places = torch.arange(kept.shape[1], device=kept.device)
+    upto = kept.cumsum(dim=1)
+    goes = torch.where(kept, upto - 1, upto[:, -1:] + places - upto)
+    return torch.empty_like(goes).scatter_(1, goes, places.expand_as(goes))
 
 
 def masked(

@@ -22,6 +22,7 @@ from overt.models.hard.selection import (
     keep_random,
     keep_share,
     keep_top,
+    kept_first,
     number_kept,
     presence,
     randomly,
@@ -335,6 +336,29 @@ def test_filled_up_holds_what_is_gathered_and_counts_the_rest_as_nothing(cells):
     assert torch.equal(found.values[found.weights == 1], plain.packed)
     none = filled_up(cells[:0], kept[:0])
     assert none.values.shape == (0, 1, cells.shape[2])
+
+
+@pytest.mark.parametrize("room", [3, 4, 7, 100])
+def test_room_that_is_known_is_not_asked_for(room):
+    cells = torch.randn(5, 7, 2, device="meta")  # reading a number would fail
+    kept = torch.ones(5, 7, dtype=torch.bool, device="meta")
+    assert filled_up(cells, kept, room).values.shape == (5, min(room, 7), 2)
+
+
+def test_more_room_than_needed_changes_nothing_but_the_places_that_count_nothing():
+    cells = torch.randn(5, 7, 2)
+    kept = keep_top(presence(cells), 3)
+    tight, roomy = filled_up(cells, kept), filled_up(cells, kept, 6)
+    assert torch.equal(roomy.values[:, :3], tight.values)
+    assert roomy.weights is not None and roomy.weights.sum(dim=1).tolist() == [3.0] * 5
+
+
+@given(st.integers(0, 6), st.integers(0, 40), st.integers(0, 2**20))
+def test_kept_cells_come_first_as_in_a_stable_sort(samples, cells, seed):
+    drawn = torch.Generator().manual_seed(seed)
+    kept = torch.rand(samples, cells, generator=drawn) < torch.rand((), generator=drawn)
+    slow = kept.logical_not().byte().argsort(dim=-1, stable=True)
+    assert torch.equal(kept_first(kept), slow)
 
 
 def test_a_sample_without_cells_gathers_nothing(cells):
