@@ -98,10 +98,15 @@ def supervised(
 
     last = of_layers([-1], (LAYERS, HEADS))
 
+    watchers: dict[VLBert, watch] = {}  # made once, as for a training run
+
     def watched(model: VLBert, batch: Batch) -> Tensor:
+        if model not in watchers:
+            watchers[model] = watch(model.encoder)
         features = model.encode(batch)
-        with watch(model.encoder, layout=features.layout) as seen:
+        with watchers[model] as seen:
             output = model.decide(features)
+        seen = seen.within(features.layout)
         assert batch.labels is not None
         task = classification(output.prediction, batch.labels)
         losses = direct(seen.log_block, aimed(batch))

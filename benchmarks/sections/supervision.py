@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -110,9 +110,19 @@ class Bert:
         """A step without a loss on attention."""
         return self.task(self.model(self.tokens)[0])
 
+    @cached_property
+    def watcher(self) -> watch:
+        """Made once, as for a training run: it looks at every module of the model."""
+        return watch(self.model, layout=self.layout)
+
+    @cached_property
+    def of_encoder(self) -> watch:
+        """The same for the encoder alone."""
+        return watch(self.model.encoder, layout=self.layout)
+
     def ours(self, last: bool = False) -> Tensor:
         """The model is watched, and the rows are computed beside the fused kernel."""
-        with watch(self.model, layout=self.layout) as seen:
+        with self.watcher as seen:
             loss = self.task(self.model(self.tokens)[0])
         calls = seen.where(lambda call: f".{self.size.layers - 1}." in call.name) if last else seen
         return loss + self.looked(calls)
@@ -138,7 +148,7 @@ class Bert:
 
     def our_encoder(self) -> Tensor:
         """`ours` by way of the encoder."""
-        with watch(self.model.encoder, layout=self.layout) as seen:
+        with self.of_encoder as seen:
             loss = self.task(self.encoded())
         return loss + self.looked(seen)
 
