@@ -263,6 +263,7 @@ def scenes(kept: Kept) -> None:
     up = [row for row, one in held.items() if one is not None and one[0].low > 0]
     print(f"  with the truth as target mass rises for {up} of {works}")
     rivals(kept)
+    lighter(kept)
 
 
 def rivals(kept: Kept) -> None:
@@ -272,6 +273,13 @@ def rivals(kept: Kept) -> None:
         for name in ("mass_inside", "pointing"):
             print(f"  {one} over {other}, {name}: {said(kept.minus(one, other, name))}")
             print(f"  {one} over none, {name}: {said(kept.minus(one, 'none', name))}")
+
+
+def lighter(kept: Kept) -> None:
+    """With the truth as target: does an adversary of less weight teach where to look?"""
+    for row in sorted(label for label in {row for row, _ in kept.results} if "-weight-" in label):
+        for name in ("mass_inside", "pointing", "accuracy"):
+            print(f"  {row} over none, {name}: {said(kept.minus(row, 'none', name))}")
 
 
 def raised(kept: Kept, name: str, among: Sequence[int] | None) -> None:
