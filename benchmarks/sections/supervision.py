@@ -120,12 +120,24 @@ class Bert:
         """The same for the encoder alone."""
         return watch(self.model.encoder, layout=self.layout)
 
-    def ours(self, last: bool = False) -> Tensor:
+    @cached_property
+    def of_last(self) -> watch:
+        """The same for the last layer alone."""
+        return watch(self.model, layers=[-1], layout=self.layout)
+
+    def ours(self) -> Tensor:
         """The model is watched, and the rows are computed beside the fused kernel."""
-        with self.watcher as seen:
+        return self.beside(self.watcher)
+
+    def ours_last(self) -> Tensor:
+        """The last layer alone is watched."""
+        return self.beside(self.of_last)
+
+    def beside(self, watcher: watch) -> Tensor:
+        """The loss of a step, and that of the rows that are watched."""
+        with watcher as seen:
             loss = self.task(self.model(self.tokens)[0])
-        calls = seen.where(lambda call: f".{self.size.layers - 1}." in call.name) if last else seen
-        return loss + self.looked(calls)
+        return loss + self.looked(seen)
 
     def looked(self, seen: Seen) -> Tensor:
         """How far the rows are from their target, by the loss of the library."""
@@ -250,9 +262,7 @@ def agreement(report: Report) -> None:
         apart = max(apart, float((_block(bert) - _block_eager(bert)).abs().max()))
         assert apart < goal, f"rows and eager weights differ by {apart} in {name}"
         report.add(exact(f"off eager, {name}", "largest difference", apart, at_most(goal)))
-        last = _apart(
-            *(bert.gradients(way) for way in (partial(bert.ours, last=True), bert.eager_last))
-        )
+        last = _apart(*(bert.gradients(way) for way in (bert.ours_last, bert.eager_last)))
         assert last < goal, f"rows of the last layer and eager weights differ by {last} in {name}"
     one = Size(96, 4, layers=1, width=96, heads=4)
     rough, oracle = Bert.of(one, CPU, torch.bfloat16), Bert.of(one, CPU, torch.float64)
@@ -347,7 +357,7 @@ def hugging_face(size: Size, setting: Setting, report: Report) -> None:
         "plain": bert.step(bert.plain),
         "ours": bert.step(bert.ours),
         "eager weights": bert.step(bert.eager),
-        "ours, last layer": bert.step(partial(bert.ours, last=True)),
+        "ours, last layer": bert.step(bert.ours_last),
         "eager, last layer": bert.step(bert.eager_last),
     }
     if setting.gpu:
