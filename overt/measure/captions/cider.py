@@ -280,20 +280,20 @@ class Consensus:
         self.frequencies, self._said, image = _read(references, frequencies)
         everything = float(np.log(float(self.frequencies.documents)))
         # by number, and at the end that of what nobody ever said, which is as rare as can be
-        self._rare = [
+        self.rare = [
             everything - np.log(np.maximum(1.0, np.append(images, 1)))
             for images in self.frequencies.images
         ]
         self.per_image = np.bincount(image, minlength=len(references))
-        self._first = np.cumsum(self.per_image) - self.per_image
+        self.first = np.cumsum(self.per_image) - self.per_image
         lengths = np.fromiter((len(text) for many in references for text in many), np.int64)
-        self._lengths = np.maximum(lengths - 1, 0)  # counted in bigrams, as published
-        self._weights, self._norms = [], []
+        self.lengths = np.maximum(lengths - 1, 0)  # counted in bigrams, as published
+        self._weights, self.norms = [], []
         for n, said in enumerate(self._said):
-            weights = said.counts * self._rare[n][said.numbers]
+            weights = said.counts * self.rare[n][said.numbers]
             self._weights.append(weights)
             squares = np.bincount(said.texts, weights=weights**2, minlength=len(image))
-            self._norms.append(np.sqrt(squares))
+            self.norms.append(np.sqrt(squares))
 
     def __len__(self) -> int:
         return len(self.per_image)
@@ -309,8 +309,8 @@ class Consensus:
             return np.zeros(0)
         many = self.per_image[of]
         candidate = np.repeat(np.arange(len(of)), many)  # every candidate beside every reference
-        reference = _runs(self._first[of], many)
-        to_pair = np.cumsum(many) - many - self._first[of]  # from a reference to its pair
+        reference = _runs(self.first[of], many)
+        to_pair = np.cumsum(many) - many - self.first[of]  # from a reference to its pair
         tables = self.frequencies.tables
         grams = _grams(candidates, lambda n, keys: tables[n - 1].find(keys))
         total = np.zeros(len(candidate))
@@ -332,15 +332,15 @@ class Consensus:
             both = self.product(weights[gram], self._weights[n][entry])
             pair = to_pair[ours.texts[gram]] + said.texts[entry]
             dots = np.bincount(pair, weights=both, minlength=len(reference))
-            norm = norms[candidate] * self._norms[n][reference]
+            norm = norms[candidate] * self.norms[n][reference]
             total += np.divide(dots, norm, out=np.zeros(len(norm)), where=norm > 0)
         lengths = np.fromiter((max(0, len(one) - 1) for one in candidates), np.int64, len(of))
-        total *= self.penalty((lengths[candidate] - self._lengths[reference]).astype(np.float64))
+        total *= self.penalty((lengths[candidate] - self.lengths[reference]).astype(np.float64))
         return SCALE / ORDER * np.bincount(candidate, weights=total, minlength=len(of)) / many
 
     def _weigh(self, n: int, counted: Counted, texts: int) -> tuple[Reals, Reals]:
         """Counts times how rare each n-gram is, and the norm of every text."""
-        rare = self._rare[n]
+        rare = self.rare[n]
         weights = counted.counts * rare[np.minimum(counted.numbers, len(rare) - 1)]
         squares = np.bincount(counted.texts, weights=weights**2, minlength=texts)
         return weights, np.sqrt(squares)

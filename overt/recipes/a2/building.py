@@ -1,10 +1,8 @@
 """From the plain values of aligned captioning to an experiment: cross-entropy, then the critic."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -12,16 +10,16 @@ from torch import Tensor, nn
 
 from overt import supervise
 from overt.data.batch import Batch
-from overt.measure.captions import Consensus
 from overt.models.captioning.captioner import Memory
 from overt.models.captioning.decoding import Rules, Texts
 from overt.models.output import Decoder
-from overt.recipes.a2.data import Parts, Pictures, Sight, every, one_each, opened
+from overt.recipes.a2.data import Parts, Sight, every, one_each, opened
 from overt.recipes.a2.evaluation import Scorer, evaluated, texts_of
 from overt.recipes.a2.ground import ground_of, take
 from overt.recipes.a2.judging import NextWord, NextWords
 from overt.recipes.a2.networks import AlignedCaptioner, Net, network, plain_of
 from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic, Schedule
+from overt.recipes.a2.rewarding import Clock, Judge, Reward, by_comparing, recorded_judge
 from overt.recipes.a2.writing import Write, drawing, recorded, usual
 from overt.recipes.building import limits, source, watching
 from overt.recipes.experiment import Evaluation, Experiment, Stage
@@ -68,8 +66,11 @@ def build(recipe: A2Recipe, context: Context) -> Experiment:
     stages = [_first(recipe, context, parts, model, monitor)]
     if recipe.critic.epochs:
         draw = drawing(model, recipe.critic, rules)
-        draw = recorded(draw) if may_record else draw
-        stages.append(_second(recipe, context, parts, model, monitor, rules, clock, draw))
+        judging = None
+        if may_record:
+            draw = recorded(draw)
+            judging = recorded_judge(by_comparing(parts.train.texts(), device))
+        stages.append(_second(recipe, context, parts, model, monitor, rules, clock, draw, judging))
 
     def evaluate(reporter: Reporter) -> Evaluation:
         found = evaluated(model, parts, rules, device)
@@ -220,42 +221,10 @@ def _first(recipe: A2Recipe, context: Context, parts: Parts, model: Net, monitor
 # --- the critic
 
 
-@dataclass
-class Clock:
-    """Seconds of self-critical training, and those of them that its reward took.
-
-    Validations are not counted. A run that goes on counts anew: only the share means something.
-    """
-
-    reward: float = 0.0
-    aside: float = 0.0
-    begun: float | None = None
-    until: float = 0.0
-
-    def step(self) -> None:
-        """Say that a step begins: what came before it is done."""
-        self.until = time.perf_counter()
-        if self.begun is None:
-            self.begun, self.aside = self.until, 0.0
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Let no time go by."""
-        before = time.perf_counter()
-        yield
-        self.aside += time.perf_counter() - before
-
-    def marks(self) -> dict[str, float]:
-        """All seconds and the reward's; nothing without a second stage."""
-        if self.begun is None or self.until == self.begun:
-            return {}
-        return {"critic": self.until - self.begun - self.aside, "reward": self.reward}
-
-
 def critical(
     model: Net,
     batch: Batch,
-    judge: "Reward",
+    judge: Reward,
     critic: Critic,
     rules: Rules,
     write: Write | None = None,
@@ -304,36 +273,6 @@ def critical(
     return reward.self_critical(draw, worth, tell, against)
 
 
-class Reward:
-    """CIDEr-D of captions against those of their training pictures, on tokens, the end among them.
-
-    With the end as a word, captions that break off ("a dog with a") do not pay.
-    """
-
-    def __init__(self, data: Pictures, clock: Clock) -> None:
-        self.consensus = Consensus(data.texts())
-        self.at = {name: number for number, name in enumerate(data.ids)}
-        self.clock = clock
-
-    def __call__(self, drawn: Sequence[reward.Drawn], pictures: Batch) -> list[Tensor]:
-        """The reward of each caption of each of these lots, a row a picture."""
-        # what the device still has to do is waited for here, and is not the reward's time
-        lengths = [one.mask.sum(dim=1).tolist() for one in drawn]
-        begun = time.perf_counter()
-        texts = [
-            row[:n]
-            for one, many in zip(drawn, lengths, strict=True)
-            for row, n in zip(one.tokens.tolist(), many, strict=True)
-        ]
-        at = [self.at[name.partition("#")[0]] for name in pictures.ids]
-        images = [one for lot in drawn for one in at for _ in range(len(lot.tokens) // len(at))]
-        scores = self.consensus(texts, images)
-        found = torch.from_numpy(scores).to(drawn[0].tokens.device)
-        parts = found.split([len(one.tokens) for one in drawn])
-        self.clock.reward += time.perf_counter() - begun
-        return [one.reshape(len(pictures), -1) for one in parts]
-
-
 def _second(
     recipe: A2Recipe,
     context: Context,
@@ -343,12 +282,13 @@ def _second(
     rules: Rules,
     clock: Clock,
     write: Write,
+    judging: Judge | None,
 ) -> Stage:
     """Self-critical training of the captioner; masks stay as the first stage left them."""
     critic = recipe.critic
 
     def run(resume: bool, reporter: Reporter) -> Fitted:
-        judge = Reward(parts.train, clock)
+        judge = Reward(parts.train, clock, judging)
         optimizer = torch.optim.Adam(_owned(model)[perturb.CAPTIONER], critic.rate)
 
         def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:

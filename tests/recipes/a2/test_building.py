@@ -11,16 +11,12 @@ import pytest
 import torch
 
 from overt import files
-from overt.data.vocabulary import END
 from overt.errors import Stopped
-from overt.measure.captions import Consensus
 from overt.models.captioning.decoding import Rules, greedy
 from overt.recipes import find, settings
 from overt.recipes.a2 import recipe as a2
 from overt.recipes.a2.building import (
     ELAPSED,
-    Clock,
-    Reward,
     build,
     critical,
     next_word_losses,
@@ -30,6 +26,7 @@ from overt.recipes.a2.building import (
 from overt.recipes.a2.data import Parts, one_each, scenes
 from overt.recipes.a2.networks import AlignedCaptioner, network
 from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic
+from overt.recipes.a2.rewarding import Clock, Reward
 from overt.recipes.recipe import Context
 from overt.supervise.perturb import CAPTIONER, MASKS
 from overt.train import Reporter
@@ -168,25 +165,6 @@ def test_a_critical_step_pushes_by_reward_less_baseline(parts: Parts, baseline: 
     assert 0 < clock.marks()["reward"] < clock.marks()["critic"]
 
 
-def test_the_reward_is_cider_d_with_the_end_as_a_word(parts: Parts):
-    judge = Reward(parts.train, Clock())
-    pictures = parts.train.pictures([2, 0])
-    said = parts.train.texts()
-
-    class Said:
-        tokens = torch.zeros(2, 20, dtype=torch.long)
-        mask = torch.zeros(2, 20, dtype=torch.bool)
-
-    for row, picture in enumerate((2, 0)):
-        text = said[picture][1]
-        Said.tokens[row, : len(text)] = torch.tensor(text)
-        Said.mask[row, : len(text)] = True
-    (found,) = judge([Said()], pictures)
-    wanted = Consensus(said)([said[2][1], said[0][1]], [2, 0])
-    assert found[:, 0].tolist() == pytest.approx(wanted.tolist())
-    assert said[2][1][-1] == END
-
-
 @pytest.mark.parametrize("label", ["gate", "gate-random", "gate-free"])
 def test_a_step_leaves_nothing_behind_for_the_collector(parts: Parts, label: str) -> None:
     """Python searches by the number of its objects: a card is full of a few large ones before."""
@@ -208,16 +186,6 @@ def test_a_step_leaves_nothing_behind_for_the_collector(parts: Parts, label: str
         assert [living() for _ in range(3)] == [first] * 3
     finally:
         gc.enable()
-
-
-def test_time_that_validation_takes_is_not_the_critics():
-    clock = Clock()
-    assert clock.marks() == {}
-    clock.step()
-    with clock.stopped():
-        sum(range(10_000))
-    clock.step()
-    assert 0 <= clock.marks()["critic"] < clock.until - (clock.begun or 0.0)
 
 
 @pytest.mark.long

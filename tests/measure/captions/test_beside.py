@@ -1,0 +1,89 @@
+"""CIDEr-D by comparing agrees with the published one and with that by searching, to 1e-9."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from overt.data.captions import read_tokens
+from overt.measure.captions.beside import Beside, in_one
+from overt.measure.captions.cider import Consensus, document_frequencies, numbered
+from overt.measure.captions.tokens import caption_words
+from tests.measure.captions.examples import as_published, many
+
+Ids = list[int]
+
+
+def as_tensors(texts: list[Ids], wide: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Texts as rows, with something that is no text after them."""
+    width = max(map(len, texts)) + wide
+    tokens, mask = torch.full((len(texts), width), 1), torch.zeros(len(texts), width).bool()
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text, dtype=torch.long)
+        mask[row, : len(text)] = True
+    return tokens, mask
+
+
+def test_it_agrees_with_pycocoevalcap_to_1e_9():
+    published = pytest.importorskip("pycocoevalcap.cider.cider", reason="no pycocoevalcap")
+    candidates, references = many(300)
+    (ours,), theirs = numbered([candidates], references)
+    found = Beside(theirs)(*as_tensors(ours), torch.arange(300))
+    _, wanted = published.Cider().compute_score(*as_published(candidates, references))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-9)
+
+
+def test_captions_of_flickr8k_agree_with_pycocoevalcap_to_1e_9(data_root):
+    published = pytest.importorskip("pycocoevalcap.cider.cider", reason="no pycocoevalcap")
+    path = data_root / "flickr8k" / "Flickr8k.token.txt"
+    if not path.exists():
+        pytest.skip("the captions of Flickr8k are not under OVERT_DATA")
+    photos = list(read_tokens(path).values())[:300]
+    words = [[caption_words(text) for text in texts] for texts in photos]
+    candidates, references = [texts[0] for texts in words], [texts[1:] for texts in words]
+    (ours,), theirs = numbered([candidates], references)
+    found = Beside(theirs)(*as_tensors(ours), torch.arange(300))
+    _, wanted = published.Cider().compute_score(*as_published(candidates, references))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_agrees_with_searching_on_anything(seed: int):
+    """Empty texts, texts that repeat themselves, words nobody ever said, frequencies of others."""
+    dice = random.Random(seed)
+
+    def text() -> Ids:
+        return [dice.randrange(12) for _ in range(dice.randrange(11))]
+
+    references = [[text() for _ in range(1 + dice.randrange(5))] for _ in range(30)]
+    images = [dice.randrange(30) for _ in range(120)]
+    candidates = [dice.choice(references[at])[: dice.randrange(9)] + text() for at in images]
+    candidates[7], candidates[8] = [], [99, 3, 99, 3, 99]
+    others = document_frequencies([[text() for _ in range(3)] for _ in range(20)])
+    for known in (None, others):
+        wanted = Consensus(references, known)(candidates, images)
+        found = Beside(references, known)(*as_tensors(candidates), torch.tensor(images))
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-9)
+
+
+def test_large_ids_and_references_without_words_are_exact():
+    big = 2**32 - 1
+    references = [[[big, 3, big], []], [[5]], [[]]]
+    texts = [[big, 3, big], [5], [3]]
+    found = Beside(references)(*as_tensors(texts, wide=0), torch.arange(3))
+    np.testing.assert_allclose(found.numpy(), Consensus(references)(texts), rtol=0, atol=1e-9)
+    assert float(Beside([[[]]])(*as_tensors([[4]]), torch.tensor([0]))) == 0
+
+
+def test_nothing_in_it_waits_for_a_device():
+    """Tensors without data know no answer: whatever asked for one would raise."""
+    score = Beside([[[1, 2, 3]], [[4, 5]]]).to("meta")
+    tokens = torch.zeros(3, 6, dtype=torch.long, device="meta")
+    found = score(tokens, tokens == 0, torch.zeros(3, dtype=torch.long, device="meta"))
+    assert found.is_meta and found.shape == (3,) and len(score) == 2
+
+
+def test_lots_of_any_width_stand_under_each_other():
+    joined = in_one([torch.ones(1, 2).bool(), torch.ones(2, 3).bool()])
+    assert joined.tolist() == [[True, True, False], [True] * 3, [True] * 3]
