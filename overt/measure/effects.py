@@ -67,13 +67,13 @@ def slope(decide: Decide, attention: AttentionMap) -> AttentionMap:
 
 @measured("leave-one-out agreement", "correlation", higher_is_better=True, low=-1.0, high=1.0)
 def leave_one_out_agreement(
-    decide: Decide, attention: AttentionMap, compare: Compare = kendall
+    decide: Decide, attention: AttentionMap, compare: Compare = kendall, at_once: int = 1
 ) -> Measured:
     """Whether weights rank keys as removing them does: tau-b with `leave_one_out`.
 
     `compare` is any measure of two maps. Not defined where no key does anything.
     """
-    return _agreement(attention, leave_one_out(decide, attention), compare)
+    return _agreement(attention, leave_one_out(decide, attention, at_once), compare)
 
 
 @measured("gradient agreement", "correlation", higher_is_better=True, low=-1.0, high=1.0)

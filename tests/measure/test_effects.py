@@ -56,6 +56,10 @@ def test_several_keys_at_once_have_the_same_effects(case, at_once):
     torch.testing.assert_close(several.weights, one.weights)
     assert sum(calls) == 5 * (1 + 6) and max(calls) == 5 * min(at_once, 6)
     assert len(calls) == 1 + -(-6 // at_once)
+    torch.testing.assert_close(
+        leave_one_out_agreement(decide, maps, at_once=at_once),
+        leave_one_out_agreement(decide, maps),
+    )
 
 
 def test_a_model_that_takes_its_samples_once_is_told_so(case):
