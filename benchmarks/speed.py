@@ -1,13 +1,14 @@
 """How fast overt is: every hot path beside what a user would use instead.
 
-    python benchmarks/speed.py [--device cuda] [--only NAME ...] [--quick] [--rounds N] [--out FILE]
+    python benchmarks/speed.py [--device cuda] [--only NAME ...] [--quick] [--rounds N]
+                               [--out FILE] [--figures FOLDER]
 
 One process. Each section first asserts that the quick way gives the right answer, then ways take
 turns. On a CPU the clock is that of the processor, one thread, so that other work on the machine
 matters little; on a GPU it is that of the card. The number that counts is the median over rounds,
 with its quartiles, of a ratio within a round: a ratio carries over to other machines, a rate does
 not. `--quick` is a trial of the program at small sizes, whose numbers mean nothing. Sections can be
-measured one after the other into the same file.
+measured one after the other into the same file. Figures show how cost grows with size.
 """
 
 import argparse
@@ -101,6 +102,17 @@ def report_of(
     }
 
 
+def drawn(found: dict[str, Report], device: str, folder: Path) -> None:
+    """One figure for each curve that was measured."""
+    import pages
+
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {"sections": {name: plain(one) for name, one in found.items()}}
+    for name, curve in pages.curves(kept, device).items():
+        pages.draw(curve, folder / name)
+        print(f"drew {folder / name}")
+
+
 def main(words: list[str]) -> int:
     """Measure, print one table and write it down."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -114,6 +126,7 @@ def main(words: list[str]) -> int:
         type=Path,
         help="write all numbers as JSON to this file; what it has of other sections stays",
     )
+    parser.add_argument("--figures", type=Path, help="draw how cost grows, as SVG in this folder")
     given = parser.parse_args(words)
     rounds = min(given.rounds, 2) if given.quick else given.rounds
     setting = Setting(given.device, rounds, given.quick)
@@ -136,6 +149,8 @@ def main(words: list[str]) -> int:
     print(", ".join(f"{count} goals {what}" for what, count in goals.items()))
     if given.out is not None:
         print(f"wrote {given.out}")
+    if given.figures is not None:
+        drawn(found, setting.device, given.figures)
     for name, why in broken.items():
         print(f"{name} did not come to its end: {why}", file=sys.stderr)
     failed = [f"{what} of {name}: {why}" for name, one in found.items()

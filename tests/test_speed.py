@@ -235,6 +235,20 @@ def test_a_section_really_runs(tmp_path):
     assert kept["sections"]["scenes"]["rows"][0]["value"]["median"] > 0
 
 
+def test_a_run_draws_how_cost_grows(tmp_path, monkeypatch, capsys):
+    speed, report = load("speed"), load("sections.report")
+    lines = {"loop": [1.0, 9.0], "search": [1.0, 2.0]}
+
+    def section(setting: Any, found: Any) -> None:
+        found.curves.append(report.Curve("A search, one image", "masks", "s", [1.0, 10.0], lines))
+
+    monkeypatch.setattr(speed.sections, "section", lambda name: section)
+    folder = tmp_path / "new" / "figures"
+    assert speed.main(["--only", "surrogates", "--figures", str(folder)]) == 0
+    assert [one.name for one in folder.iterdir()] == ["speed-cpu-masks.svg"]
+    assert "speed-cpu-masks.svg" in capsys.readouterr().out
+
+
 def test_every_section_is_there():
     sections = load("sections")
     for name in sections.NAMES:
