@@ -32,6 +32,10 @@ LEAST = 3  # seeds
 SHOWN = ("bleu_4", "meteor", "rouge_l", "cider_d", "greedy_cider_d")
 ASKED = ("cider_d", "rouge_l", "greedy_cider_d", "words")
 LOOKED = ("mass_inside", "mass_inside_before", "pointing", "pointing_before")
+LAYERED = (
+    *("tau_gradient", "tau_gradient_masks", "tau_removal", "tau_removal_masks"),
+    *("divergence", "mask_mean", "mask_spread"),
+)
 SWEPT = ("mask_mean", "mask_spread", "cider_d", "val_cider_d", "divergence", "tau_removal_masks")
 PLACEBOS = ("gate-random", "gate-shuffled", "gate-free")
 BLEU, CIDER = 0.17, 0.45  # what the plain captioner of Flickr8k should reach
@@ -90,13 +94,27 @@ def order(kept: Kept) -> str:
 
 
 def looks(kept: Kept) -> None:
-    """Whether words look at what they speak of more, after alignment and beside the plain row."""
-    for row in FUSIONS[1:]:
-        for name in ("mass_inside", "pointing"):
-            for what, other in (("before", (row, f"{name}_before")), ("none", ("none", name))):
+    """Whether words look at what they speak of more: within a pass, beside `none`, by masks."""
+    for name in ("mass_inside", "pointing"):
+        for row in (*FUSIONS[1:], *PLACEBOS):
+            others = {"before": (row, f"{name}_before"), "none": ("none", name)}
+            if row == "gate":
+                others |= {placebo: (placebo, name) for placebo in PLACEBOS}
+            for what, other in others.items():
                 apart = kept.apart((row, name), other)
                 if apart is not None:
                     print(f"  {name} of {row} over {what}: {verdict(apart)}{_shown(apart)}")
+
+
+def by_layer(kept: Kept) -> None:
+    """Figures 2, 5 and 6: agreement and divergence by layer, the mean over seeds."""
+    for row in dict.fromkeys(label for label, _ in kept.results):
+        for name in LAYERED:
+            many = [kept.results[row, seed]["groups"].get(name) for seed in kept.seeds(row)]
+            if all(many):
+                layers = [[one["value"] for one in found.values()] for found in many]
+                mean = " ".join(f"{100 * one:.1f}" for one in np.mean(layers, axis=0))
+                print(f"  {name} of {row}, by layer: {mean}")
 
 
 def sweep(folder: Path) -> None:
@@ -121,6 +139,9 @@ def critics(kept: Kept) -> None:
             apart = kept.minus(f"{row}-critic", row, name)
             scale = " (hundredths)" if name == "words" else ""
             print(f"  critic on {row}, {name}{scale}: {verdict(apart)}{_shown(apart)}")
+        if row != "none":
+            apart = kept.minus(f"{row}-critic", "none-critic")
+            print(f"  critic on {row} over critic on none: {verdict(apart)}{_shown(apart)}")
 
 
 def judge(folder: Path) -> None:
@@ -148,6 +169,7 @@ def judge(folder: Path) -> None:
         apart = kept.minus(row, "none")
         print(f"  {row} over none: {verdict(apart)}{_shown(apart)}")
     looks(kept)
+    by_layer(kept)
     critics(kept)
 
 
