@@ -3,6 +3,7 @@
 Words come from `caption_words`, so that numbers can stand beside published ones.
 """
 
+from overt.measure.captions.beside import Beside
 from overt.measure.captions.bleu import Bleu, bleu
 from overt.measure.captions.building import (
     Corpus,
@@ -28,6 +29,7 @@ from overt.measure.captions.spice import spice
 from overt.measure.captions.tokens import caption_words, java_words
 
 __all__ = [
+    "Beside",
     "Bleu",
     "CaptionScores",
     "Consensus",
