@@ -340,7 +340,11 @@ def _parts(gradient: Tensor, tensors: Sequence[Tensor], ctx: Any) -> list[Part]:
     with unrounded(gradient.device):
         for some in _groups(queries, keys, rows, columns):
             slopes = _by_group(gradient[some], g)
-            made = _by_head((slopes @ _stacked(keys[some], columns)).mul_(ctx.scale), s)
+            if _as_they_lie(keys, columns):
+                made = _multiplied_each(slopes, [one[:, :, columns] for one in keys[some]])
+            else:
+                made = slopes @ _stacked(keys[some], columns)
+            made = _by_head(made.mul_(ctx.scale), s)
             of_rows += [partial(_place, one, rows) for one in made.to(queries[0].dtype)]
             at = _by_group(_stacked(queries[some], rows).mul_(ctx.scale), g)
             of_keys += [partial(_turned, *pair, columns) for pair in zip(slopes, at, strict=True)]
@@ -384,9 +388,35 @@ def _multiplied(
         found = []
         for some in _groups(queries, keys, rows, columns):
             at = _stacked(queries[some], rows)
-            scores = _by_group(at.mul_(scale), g) @ _stacked(keys[some], columns).transpose(-1, -2)
+            grouped = _by_group(at.mul_(scale), g)
+            if _as_they_lie(keys, columns):
+                turned = [one[:, :, columns].transpose(-1, -2) for one in keys[some]]
+                scores = _multiplied_each(grouped, turned)
+            else:
+                scores = grouped @ _stacked(keys[some], columns).transpose(-1, -2)
             found.append(_by_head(scores, at.shape[3]))
         return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _as_they_lie(keys: Sequence[Tensor], columns: Index) -> bool:
+    """Whether keys can be multiplied without a copy of them.
+
+    They need no other format, lie in the memory of a CPU, and nobody will differentiate it.
+    """
+    precise = keys[0].dtype in (torch.float32, torch.float64)
+    known = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return isinstance(columns, slice) and keys[0].device.type == "cpu" and precise and known
+
+
+def _multiplied_each(
+    values: Float[Tensor, "l b g m x"], keys: Sequence[Float[Tensor, "b g x y"]]
+) -> Float[Tensor, "l b g m y"]:
+    """Sample by sample, because the heads of all samples are no batch that can be read in place."""
+    found = values.new_empty(*values.shape[:-1], keys[0].shape[-1])
+    for layer, key in enumerate(keys):
+        for sample, one in enumerate(key):
+            torch.bmm(values[layer, sample], one, out=found[layer, sample])
+    return found
 
 
 def _shared(scores: Float[Tensor, "l b h s r"], hidden: Tensor | None) -> Tensor:
