@@ -63,7 +63,7 @@ def perturb(
     weights: Weights, mask: Weights, average: Average = uniform, visible: Visible = None
 ) -> Weights:
     """`m a + (1 - m) average` (eq. 3). Rows do not sum to one: nothing is renormalised."""
-    return torch.lerp(average(weights, visible), weights, mask)
+    return torch.lerp(average(weights, visible), weights, mask.to(weights))
 
 
 # --- strengthening
@@ -92,6 +92,7 @@ def mixed(
     weights: Weights, enhanced: Weights, share: float | Float[Tensor, "#b #h #q 1"]
 ) -> Weights:
     """`s a + (1 - s) a'` (eq. 8 and 9)."""
+    share = share if isinstance(share, float) else share.to(weights)
     return torch.lerp(enhanced, weights, share)
 
 

@@ -158,6 +158,14 @@ def test_gates_are_one_a_head_or_one_a_layer():
     torch.testing.assert_close(own.share(query)[0, 1, 2, 0], slow)
 
 
+def test_weights_of_half_the_bits_stay_such_beside_a_gate_of_all():
+    query = torch.randn(1, 2, 4, 3).bfloat16()
+    weights = torch.rand(1, 2, 4, 5).bfloat16()
+    found = Gate(2, 3)(weights, 2 * weights, query)
+    assert found.dtype is torch.bfloat16 and bool((found >= weights).all())
+    assert perturb(weights, torch.rand(1, 2, 4, 5)).dtype is torch.bfloat16
+
+
 def test_fusions_without_choices_are_what_they_are_called():
     query = torch.zeros(1, 1, 1, 3)
     assert torch.equal(Largest()(WEIGHTS, ENHANCED, query), largest(WEIGHTS, ENHANCED))
