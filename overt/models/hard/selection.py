@@ -75,7 +75,7 @@ def keep_above_uniform(
     total = scores.masked_fill(~there, -torch.inf).logsumexp(dim=-1, keepdim=True)
     # equal cells are not above their own mean, whichever way it was rounded
     level = total - many + 4 * torch.finfo(scores.dtype).eps * (total.abs() + many)
-    return (there & (scores > level)) | keep_top(scores, count=1)
+    return there & ((scores > level) | _largest(scores.masked_fill(~there, -torch.inf)))
 
 
 def keep_random(
@@ -116,6 +116,12 @@ def _best(scores: Float[Tensor, "b k"], count: Int[Tensor, "b 1"]) -> Bool[Tenso
     places = torch.arange(scores.shape[1], device=scores.device)
     ranks = torch.empty_like(order).scatter_(-1, order, places.expand_as(order))
     return (ranks < count) & there
+
+
+def _largest(scores: Float[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
+    """The largest of every sample, the first of equals: what needs no sort."""
+    found = torch.zeros_like(scores, dtype=torch.bool)
+    return found.scatter_(1, scores.argmax(dim=1, keepdim=True), True) if found.numel() else found
 
 
 # --- how cells count while a model is trained

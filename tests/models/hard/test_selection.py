@@ -338,6 +338,17 @@ def test_filled_up_holds_what_is_gathered_and_counts_the_rest_as_nothing(cells):
     assert none.values.shape == (0, 1, cells.shape[2])
 
 
+@given(st.integers(0, 5), st.integers(1, 12), st.integers(0, 2**20))
+def test_where_nothing_stands_out_the_first_of_the_largest_is_kept(samples, cells, seed):
+    drawn = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 2, (samples, cells), generator=drawn).float()  # mostly ties
+    scores[torch.rand(samples, cells, generator=drawn) < 0.3] = -torch.inf
+    kept = keep_above_uniform(scores, temperature=1e-3)
+    assert torch.equal(kept & keep_top(scores, 1), keep_top(scores, 1))
+    even = torch.zeros(samples, cells)
+    assert torch.equal(keep_above_uniform(even), keep_top(even, 1))
+
+
 @pytest.mark.parametrize("room", [3, 4, 7, 100])
 def test_room_that_is_known_is_not_asked_for(room):
     cells = torch.randn(5, 7, 2, device="meta")  # reading a number would fail
