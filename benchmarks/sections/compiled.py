@@ -1,4 +1,4 @@
-"""The same, compiled: supervised attention, what stands beside it, and the head of a search.
+"""The same, compiled: supervised attention, what stands beside it, and whole training steps.
 
 Compiling takes most of the time here, so this is a section of its own. A compiled step is held
 against one that was compiled in the same way; on a card each is then recorded as a graph as well.
@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from . import supervision, surrogates, training
-from .clock import Spread, race, timer
-from .report import Report, Row, Setting, at_least, dearer, faster
+from . import supervision, training
+from .clock import race, timer
+from .report import Report, Setting, dearer, faster
 from .supervision import Bert, Own, goal_of
 
 Steps = dict[str, Callable[[], None]]
@@ -66,25 +66,6 @@ def bert(size: supervision.Size, setting: Setting, report: Report) -> None:
     raced(name, steps, ours, size.positions, setting, report)
 
 
-def head(setting: Setting, report: Report) -> None:
-    """A search whose head is compiled: what is done to a cell is then done in one go."""
-    torch.compiler.reset()
-    images = setting.some(512, 8)
-    case = surrogates.Case(images, setting.device, torch.bfloat16)
-    masks = surrogates.Grids(surrogates.MASKS, grid=(3, 3))
-    plain = case.ours(masks)()
-    compiled = torch.compile(case.model.decide_many, dynamic=True)
-    case.model.decide_many = compiled  # type: ignore[method-assign]
-    run = case.ours(masks)
-    other = (run().masks["image"] != plain.masks["image"]).any(dim=1).float().mean()
-    report.facts["masks that rounding changes"] = float(other)
-    found = race({"search": run}, setting.rounds, timer(setting.device)).of("search")
-    value = Spread(images / found.median, images / found.high, images / found.low)
-    what = f"images a second, {surrogates.MASKS} masks each, bfloat16, compiled"
-    goal = at_least(surrogates.RATE, "cuda")
-    report.add(Row(what, "search", "", "images / s", value, goal, found))
-
-
 def section(setting: Setting, report: Report) -> None:
     """On a card all of it; on a CPU what compiling does for the weights that others ask for."""
     torch.set_num_threads(1)
@@ -92,7 +73,6 @@ def section(setting: Setting, report: Report) -> None:
         return
     if setting.gpu:
         supervision.flex(setting, report)
-        report.part("images a second, compiled", partial(head, setting, report))
     some = supervision.sizes_of(setting)
     for one in some[1:2] if setting.gpu else some:
         report.part(f"BERT {one.positions}, compiled", partial(bert, one, setting, report))

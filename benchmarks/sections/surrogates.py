@@ -65,6 +65,7 @@ class Hops(nn.Module):
         self.of_question = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(HOPS))
         self.score = nn.ModuleList(nn.Linear(WIDTH, 1) for _ in range(HOPS))
         self.decision = nn.Linear(WIDTH, ANSWERS)
+        self.product: Callable[[Tensor, Tensor], Tensor] = torch.matmul
 
     def encode(self, batch: Batch) -> Seen:
         """Features that somebody has cached, the first row the question; and their linear maps."""
@@ -75,20 +76,21 @@ class Hops(nn.Module):
     def decide(self, features: Seen, mask: Mapping[str, Tensor] | None = None) -> Output:
         """One mask a sample."""
         whole = torch.ones_like(features.cells[..., 0])
-        return self.decide_many(features, {"image": (mask or {"image": whole})["image"][None]})
+        return self._decided(features, (mask or {"image": whole})["image"][None])
 
     def decide_many(self, features: Seen, mask: Mapping[str, Float[Tensor, "m b k"]]) -> Output:
-        """The mask after the linear maps, with which one number a cell commutes.
+        """Several masks a sample: cells are read and not copied, however many masks there are."""
+        return self._decided(features, mask["image"])
 
-        Cells are of b samples, whatever the number of masks: they are read and not copied.
-        """
-        cells, keep = features.cells, mask["image"].to(features.cells)
+    def _decided(self, features: Seen, mask: Float[Tensor, "m b k"]) -> Output:
+        """The mask after the linear maps, with which one number a cell commutes."""
+        cells, keep = features.cells, mask.to(features.cells)
         state = features.question[None]
         for mapped, question, score in zip(
             features.mapped, self.of_question, self.score, strict=True
         ):
             joint = torch.addcmul(question(state)[:, :, None], mapped, keep[..., None]).tanh_()
-            scores = joint @ score.weight[0] + score.bias
+            scores = self.product(joint, score.weight[0]) + score.bias
             weights = scores.softmax(dim=-1) * keep
             state = state + torch.bmm(weights.transpose(0, 1), cells).transpose(0, 1)
         return Output(self.decision(state).flatten(0, 1), (_map(scores.flatten(0, 1)),))
@@ -339,14 +341,33 @@ def rate(setting: Setting, report: Report) -> None:
     if not setting.gpu:
         report.add(needs(what, at_least(RATE, "cuda")))
         return
-    images = setting.some(512, 8)
     for dtype in (torch.float32, torch.bfloat16):
-        case = Case(images, setting.device, dtype)
-        run = case.ours(Grids(MASKS, grid=(3, 3)))
-        found = race({"search": run}, setting.rounds, timer(setting.device)).of("search")
-        value = Spread(images / found.median, images / found.high, images / found.low)
+        case = Case(setting.some(512, 8), setting.device, dtype)
         told = f"{what}, {str(dtype).removeprefix('torch.')}"
-        report.add(Row(told, "search", "", "images / s", value, at_least(RATE, "cuda"), found))
+        report.add(_a_second(told, case, case.ours(Grids(MASKS, grid=(3, 3))), setting))
+
+
+def compiled_rate(setting: Setting, report: Report) -> None:
+    """The same with a head that its user has compiled: what is done to a cell is done in one go."""
+    torch.compiler.reset()
+    case, masks = Case(setting.some(512, 8), setting.device), Grids(MASKS, grid=(3, 3))
+    plain = case.ours(masks)()
+    case.model.product = lambda joint, weight: (joint * weight).sum(dim=-1)  # as one kernel
+    compiled = torch.compile(case.model.decide_many, dynamic=True)
+    case.model.decide_many = compiled  # type: ignore[method-assign]
+    run = case.ours(masks)
+    other = (run().masks["image"] != plain.masks["image"]).any(dim=1).float().mean()
+    report.facts["masks that compiling changes"] = float(other)
+    what = f"images a second, {MASKS} masks each, float32, compiled"
+    report.add(_a_second(what, case, run, setting))
+    torch.compiler.reset()
+
+
+def _a_second(what: str, case: Case, run: Callable[[], Any], setting: Setting) -> Row:
+    images = len(case.batch)
+    found = race({"search": run}, setting.rounds, timer(setting.device)).of("search")
+    value = Spread(images / found.median, images / found.high, images / found.low)
+    return Row(what, "search", "", "images / s", value, at_least(RATE, "cuda"), found)
 
 
 # --- one cell after the other
@@ -448,3 +469,5 @@ def section(setting: Setting, report: Report) -> None:
         report.part("masks", partial(making, setting, report))
     report.part("leaving out each cell", partial(leaving_out, setting, report))
     report.part("growth", lambda: report.curves.append(growth(setting)))
+    if setting.gpu:
+        report.part("images a second, compiled", partial(compiled_rate, setting, report))
