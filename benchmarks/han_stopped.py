@@ -1,11 +1,12 @@
-"""What a network of Sort-of-CLEVR has learned by the time it was stopped.
+"""What a network of Sort-of-CLEVR has learned by the time it was stopped, or ended.
 
-    python benchmarks/han_stopped.py FOLDER [--cells 25 12 6] [--pictures 200] [--out FILE]
+    python benchmarks/han_stopped.py FOLDER [--cells 25 12] [--blind] [--pictures 200] [--out FILE]
 
 FOLDER is a saved network. Its accuracy on test pictures is told by kind of question, with what its
 kept cells cover of the deciding things, and how many different cells a picture has kept over its
 questions: as many as each of them keeps, where the choice does not listen. With `--cells` it keeps
-so many cells of the largest norm, whatever it was trained with.
+so many cells of the largest norm, whatever it was trained with. With `--blind` it is asked once
+more with cells that are chosen by the image alone: what it loses is what listening was worth.
 """
 
 import argparse
@@ -19,9 +20,18 @@ import torch
 from overt.data import SortOfClevr
 from overt.data.shapes import KINDS
 from overt.models import HAN
+from overt.models.hard.attention import unasked
 from overt.models.hard.selection import Selection, keep_top
 
 PORTION = 10  # pictures at a time
+
+
+def on_its_grid(model: HAN, pictures: int) -> SortOfClevr:
+    """Test pictures whose deciding things are told on the grid of this network's cells."""
+    with torch.no_grad():
+        cells = model(SortOfClevr("test", count=1).batch([0])).looking_at("image").keys
+    rows, columns = cells.spans[0].shape
+    return SortOfClevr("test", count=pictures, cells=(rows, columns))
 
 
 def looked_at(model: HAN, data: SortOfClevr, pictures: int) -> dict[str, Any]:
@@ -56,18 +66,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cells", type=int, nargs="+", default=[])
+    parser.add_argument("--blind", action="store_true")
     parser.add_argument("--pictures", type=int, default=200)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    data = SortOfClevr("test", count=given.pictures)
+    data = on_its_grid(HAN.from_pretrained(given.folder).eval(), given.pictures)
     found: dict[str, Any] = {}
     for count in given.cells or [None]:
-        model = HAN.from_pretrained(given.folder).eval()
-        if count is not None:
-            model.attend.selection = Selection(partial(keep_top, count=count))
-        name = "as it is" if count is None else f"{count} cells"
-        found[name] = looked_at(model, data, given.pictures)
-        print(name, json.dumps(found[name], indent=1))
+        for blind in (False, True) if given.blind else (False,):
+            model = HAN.from_pretrained(given.folder).eval()
+            name = "as it is" if count is None else f"{count} cells"
+            if count is not None:
+                model.attend.selection = Selection(partial(keep_top, count=count))
+            if blind:
+                model.attend.score, name = unasked, f"{name}, blind"
+            found[name] = looked_at(model, data, given.pictures)
+            print(name, json.dumps(found[name], indent=1))
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(found, indent=1) + "\n")
