@@ -221,14 +221,18 @@ def gains(kept: Kept, before: str) -> dict[str, list[float]]:
 def rests(kept: Kept, before: str) -> None:
     """Do answers rest more on what is attended to, when the words are written over? New seeds."""
     name = "deletion_overwritten"
-    beyond = [
-        kept.minus(f"{before}mse", before + other, name) for other in (OWN, PLACEBO["mse"], "none")
-    ]
-    if any(beyond):
-        for other, one in zip((OWN, PLACEBO["mse"], "none"), beyond, strict=True):
+    found = {
+        other: kept.minus(f"{before}mse", before + other, name)
+        for other in (OWN, PLACEBO["mse"], "none")
+    }
+    if any(found.values()):
+        for other, one in found.items():
             print(f"    {name}, {before}mse over {before}{other}: {said(one)}")
-        shown = all(one is not None and one[0].low > 0 for one in beyond[:2])
-        print(f"    answers rest more on what is attended to: {'shown' if shown else 'not shown'}")
+        shown = helps(found[OWN], found[PLACEBO["mse"]])
+        print(f"    answers rest more on what is attended to: {shown}")
+        for loss in ("coral", "mmd", "adversarial"):  # no rule before them
+            beside = kept.minus(before + loss, f"{before}none", name)
+            print(f"    {name}, {before}{loss} over {before}none: {numbers(beside)}")
 
 
 def ranks(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float:
