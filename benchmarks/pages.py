@@ -53,11 +53,9 @@ def table(kept: dict[str, Any]) -> str:
     peers = ", ".join(f"{name} {version}" for name, version in kept["peers"].items())
     named = {NAMES[name]: one for name, one in kept["sections"].items()}
     parts = kept["sections"].values()
-    commands = ", ".join(dict.fromkeys(f"`{one['command']}`" for one in parts))
     days = " and ".join(sorted({one["date"][:10] for one in parts}))
     loads = [one["load"] for one in parts]
-    commits = ", ".join(dict.fromkeys(one["commit"] for one in parts if "commit" in one))
-    days += f", commits {commits}" if commits else ""
+    commands = "; ".join(runs(kept["sections"]))
     told = (
         f"{commands}, {days}, {where}, with a load of {min(loads):g} to {max(loads):g}, "
         f"Python {about['python']}, {peers}. {goals['reached']} goals reached, "
@@ -67,6 +65,17 @@ def table(kept: dict[str, Any]) -> str:
     if absent:
         told += f" Not measured yet: {', '.join(absent)}."
     return f"{told}\n\n{markdown(named)}"
+
+
+def runs(sections: dict[str, Any]) -> list[str]:
+    """The commands that were run, each with its commit and, where there are several, its parts."""
+    found: dict[str, list[str]] = {}
+    for name, one in sections.items():
+        at = f" at {one['commit']}" if "commit" in one else ""
+        found.setdefault(f"`{one['command']}`{at}", []).append(NAMES[name])
+    if len(found) == 1:
+        return list(found)
+    return [f"{', '.join(names)} by {command}" for command, names in found.items()]
 
 
 def nothing(device: str) -> str:

@@ -266,6 +266,17 @@ def test_marked_parts_are_written_anew():
         pages.filled(page, {"gpu": "new"})
 
 
+def test_what_was_run_is_told_section_by_section():
+    pages = load("pages")
+    one = {"command": "python a", "commit": "1234567"}
+    assert pages.runs({"hard": one, "rollout": one}) == ["`python a` at 1234567"]
+    other = {"command": "python b"}
+    assert pages.runs({"hard": one, "start": other, "rollout": one}) == [
+        "3 hard attention, 1 rollout by `python a` at 1234567",
+        "6 starting by `python b`",
+    ]
+
+
 def test_a_figure_is_the_same_each_time(tmp_path):
     pages, report = load("pages"), load("sections.report")
     curve = report.Curve("A search", "masks", "s", [1.0, 10.0], {"loop": [1, 9], "search": [1, 2]})
