@@ -1,9 +1,10 @@
 """CIDEr-D of captions that lie on a card: every n-gram beside every one of the references.
 
 The same numbers as `Consensus`, to 1e-9, made of comparisons of whole tensors: no caption leaves
-the card and nothing in it is waited for, so that a self-critical step can be recorded with its
-reward. Where `Consensus` sorts and searches, this compares each token of a caption with each token
-of its references; captions are short, and a card does that in some hundred small kernels.
+the card and nothing in it is waited for, so that it can be recorded. An n-gram is a number, its
+tokens in 16 bits each; `Consensus` sorts such numbers and searches, this compares all with all.
+Captions are short. What costs on a card is not how much is compared but how many kernels there
+are: some forty, for all lengths of n-grams at once.
 """
 
 from collections.abc import Sequence
@@ -12,55 +13,52 @@ from itertools import chain
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from overt.measure.captions.cider import ORDER, SCALE, SIGMA, Consensus, Frequencies, Ids
 
-ABSENT, NOTHING = -1, -2  # what stands after a reference and after a caption: alike to no token
-
-Same = Bool[Tensor, "r m _ _"]  # of the n-grams of a caption and those of a text beside it
+BITS = 16  # of a token in the number of an n-gram: 0 is no token, so the first id is 1
+MOST = 2**BITS - 2  # ids are below this
+ABSENT = -1  # what stands in the place of n-grams that a reference is too short for
 
 
 class Beside(nn.Module):
     """CIDEr-D against the references of all images, which are buffers: `.to(device)` moves them.
 
-    `references` and `frequencies` are those of `Consensus`. Call it with tokens, a mask of those
-    that are there, which stand first, and the number of the image of each caption.
+    `references` and `frequencies` are those of `Consensus`; ids are below 65,534, those of captions
+    too, which are not looked at to find out. Call it with tokens, a mask of those that are there,
+    which stand first, and the number of the image of each caption.
     """
 
-    references: Int[Tensor, "t j"]
-    lengths: Int[Tensor, " t"]
-    norms: Float[Tensor, "n t"]
+    said: Int[Tensor, "t j n"]
+    squares: Float[Tensor, "t n"]
+    lengths: Float[Tensor, " t"]
     texts: Int[Tensor, "a m"]
-    many: Float[Tensor, " a"]
+    share: Float[Tensor, "a m"]
+    known: Int[Tensor, " g"]
     rare: Float[Tensor, " g"]
+    shifts: Int[Tensor, " n"]
 
     def __init__(
         self, references: Sequence[Sequence[Ids]], frequencies: Frequencies | None = None
     ) -> None:
         super().__init__()
-        known = Consensus(references, frequencies)
-        texts = [np.asarray(text, np.int64) for text in chain.from_iterable(references)]
-        rows = np.full((len(texts), max(map(len, texts))), ABSENT, np.int64)
-        for row, text in zip(rows, texts, strict=True):
-            row[: len(text)] = text
-        most = np.arange(known.per_image.max())
-        place = known.first[:, None] + np.minimum(most, known.per_image[:, None] - 1)
-        self._keep("references", rows)
-        self._keep("lengths", known.lengths)
-        self._keep("norms", np.stack(known.norms))
-        self._keep("texts", np.where(most < known.per_image[:, None], place, ABSENT))
-        self._keep("many", known.per_image.astype(np.float64))
-        # the n-grams of all lengths in one table, each length numbered on from the one before; at
-        # the end what nobody ever said
-        offsets = np.cumsum([0, *(len(one.keys) for one in known.frequencies.tables)])
-        self.offsets = [int(one) for one in offsets]
-        for n, table in enumerate(known.frequencies.tables):
-            self._keep(f"keys{n}", table.keys.astype(np.int64))
-            self._keep(f"numbers{n}", table.numbers)
-        rare = [one[:-1] for one in known.rare]
-        self._keep("rare", np.concatenate([*rare, known.rare[0][-1:]]))
+        scores = Consensus(references, frequencies)
+        codes = _codes([np.asarray(text, np.int64) for text in chain.from_iterable(references)])
+        there = np.lib.stride_tricks.sliding_window_view(codes, ORDER, axis=1)
+        shifts = BITS * np.arange(ORDER)
+        self._keep("said", np.where(there > 0, np.cumsum(there << shifts, axis=-1), ABSENT))
+        self._keep("squares", np.stack(scores.norms, axis=-1) ** 2)
+        self._keep("lengths", scores.lengths.astype(np.float64))
+        many = np.arange(scores.per_image.max()) < scores.per_image[:, None]
+        self._keep("texts", np.where(many, scores.first[:, None] + np.arange(many.shape[1]), 0))
+        self._keep("share", SCALE / ORDER * many / scores.per_image[:, None])
+        keys, rare = _table(scores)
+        self._keep("known", keys)
+        self._keep("rare", rare**2)
+        self._keep("shifts", shifts)
 
     def _keep(self, name: str, values: np.ndarray) -> None:
         self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(values)))
@@ -73,66 +71,71 @@ class Beside(nn.Module):
         self, tokens: Int[Tensor, "r i"], mask: Bool[Tensor, "r i"], images: Int[Tensor, " r"]
     ) -> Float[Tensor, " r"]:
         """The score of every caption, 0 to 10."""
-        said = torch.where(mask, tokens, NOTHING)
+        codes = pad((tokens + 1) * mask, (0, ORDER)).unfold(1, ORDER, 1)
+        there = codes != 0  # the last token of an n-gram is there only if all of it is
+        grams = (codes << self.shifts).cumsum(dim=-1) * there
+        weight = self._rare(grams) * there
+        count = (grams[:, :, None] == grams[:, None]).sum(dim=2, dtype=torch.float64)
         texts = self.texts[images]
-        there = texts != ABSENT
-        beside = self.references[texts]
-        rare = self._rare(said, mask)
-        own = said[:, None, :, None] == said[:, None, None, :]
-        own = own & mask[:, None, None, :]
-        cross = said[:, None, :, None] == beside[:, :, None, :]
-        total = torch.zeros_like(texts, dtype=torch.float64)
-        for n, (ours, theirs) in enumerate(zip(_longer(own), _longer(cross), strict=True)):
-            weight = rare[n]
-            count = ours[:, 0].sum(dim=-1, dtype=torch.float64)
-            held = theirs.sum(dim=-1, dtype=torch.float64)
-            length = (count * weight.square()).sum(dim=-1).sqrt()
-            # an n-gram stands at as many places as it is counted: each has its share
-            both = torch.minimum(count[:, None], held) * held / count.clamp_min(1)[:, None]
-            dots = (both * weight.square()[:, None]).sum(dim=-1)
-            norm = length[:, None] * self.norms[n][texts]
-            total += torch.where(norm > 0, dots / norm, 0)
-        # counted in bigrams, as published
-        apart = (mask.sum(dim=-1) - 1).clamp_min(0)[:, None] - self.lengths[texts]
-        total = torch.where(there, total * (-apart.double().square() / (2 * SIGMA**2)).exp(), 0)
-        return SCALE / ORDER * total.sum(dim=-1) / self.many[images]
+        held = (grams[:, None, :, None] == self.said[texts][:, :, None]).sum(
+            dim=3, dtype=torch.float64
+        )
+        # an n-gram stands at as many places as it is counted: each has its share of the product
+        both = torch.minimum(count[:, None], held) * held * (weight / count)[:, None]
+        norm = (count * weight).sum(dim=1)[:, None] * self.squares[texts]
+        alike = (both.sum(dim=2) / norm.clamp_min(1e-60).sqrt()).sum(dim=-1)
+        # lengths are counted in bigrams, as published
+        apart = there[..., 1].sum(dim=1, dtype=torch.float64)[:, None] - self.lengths[texts]
+        alike = alike * (apart.square() / (-2 * SIGMA**2)).exp() * self.share[images]
+        return alike.sum(dim=-1)
 
-    def _rare(self, said: Int[Tensor, "r i"], mask: Bool[Tensor, "r i"]) -> list[Tensor]:
-        """How rare the n-gram is that begins at each place, 0 where none does, for n = 1 to 4."""
-        found, before, alone = [], said, said
-        for n in range(ORDER):
-            width = max(0, said.shape[1] - n)
-            keys = said
-            if n:
-                keys = (before[:, :width] << 32) | alone[:, n:]
-                keys = torch.where((before[:, :width] < 0) | (alone[:, n:] < 0), NOTHING, keys)
-            numbers = self._numbers(n, keys)
-            at = torch.where(numbers < 0, self.offsets[-1], numbers + self.offsets[n])
-            found.append(torch.where(mask[:, n:], self.rare[at], 0))
-            before = numbers
-            alone = numbers if not n else alone
-        return found
-
-    def _numbers(self, n: int, keys: Int[Tensor, "r i"]) -> Int[Tensor, "r i"]:
-        known = getattr(self, f"keys{n}")
-        if not len(known):
-            return torch.full_like(keys, NOTHING)
-        at = torch.searchsorted(known, keys).clamp_max(len(known) - 1)
-        return torch.where(known[at] == keys, getattr(self, f"numbers{n}")[at], NOTHING)
+    def _rare(self, grams: Int[Tensor, "r i n"]) -> Float[Tensor, "r i n"]:
+        """How rare each n-gram is, squared; the last number is that of what nobody ever said."""
+        at = torch.searchsorted(self.known, grams)
+        return torch.where(self.known[at] == grams, self.rare[at], self.rare[-1])
 
 
-def _longer(same: Same) -> list[Same]:
-    """Where n-grams are the same, for n = 1 to 4, from where tokens are."""
-    found = [same]
-    i, j = same.shape[-2:]
-    for n in range(1, ORDER):
-        before, last = found[-1], same[..., n:, n:]
-        high, wide = max(0, i - n), max(0, j - n)
-        found.append(before[..., :high, :wide] & last)
-    return found
+def _codes(texts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Texts as rows of codes, each with as many absent ones at its end as the longest n-gram."""
+    if any(len(one) and (one.min() < 0 or one.max() >= MOST) for one in texts):
+        raise ValueError(f"captions are compared by ids from 0 to {MOST - 1}: use Consensus")
+    rows = np.zeros((len(texts), max(map(len, texts)) + ORDER), np.int64)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = text + 1
+    return rows
+
+
+def _table(scores: Consensus) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The numbers of all n-grams that are known, sorted, and how rare each is.
+
+    Behind them stands a number that is no n-gram, as rare as what nobody ever said.
+    """
+    every, first = [], np.zeros(0, np.int64)
+    before = np.zeros(0, np.int64)
+    for n, table in enumerate(scores.frequencies.tables):
+        keys = table.keys.astype(np.int64)  # of `Consensus`: what comes before, and the last token
+        by_number = np.zeros(len(keys), np.int64)
+        if n == 0:
+            by_number[table.numbers] = keys + 1
+            first = by_number
+        else:
+            last = first[keys & (2**32 - 1)]
+            by_number[table.numbers] = before[keys >> 32] + (last << (BITS * n))
+        every.append(by_number)
+        before = by_number
+    grams = np.concatenate(every)
+    if len(first) and first.max() > MOST:
+        raise ValueError(f"captions are compared by ids from 0 to {MOST - 1}: use Consensus")
+    rare = np.concatenate([one[:-1] for one in scores.rare])
+    order = np.argsort(grams)
+    return (
+        np.append(grams[order], np.iinfo(np.int64).max),
+        np.append(rare[order], scores.rare[0][-1]),
+    )
 
 
 def in_one(lots: Sequence[Tensor]) -> Tensor:
     """Rows of several lots under each other, as wide as the widest; what is missing is zero."""
     width = max(one.shape[1] for one in lots)
-    return torch.cat([pad(one, (0, width - one.shape[1])) for one in lots])
+    short = [width - one.shape[1] for one in lots]
+    return torch.cat([pad(one, (0, n)) if n else one for one, n in zip(lots, short, strict=True)])

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt.data.captions import read_tokens
 from overt.measure.captions.beside import Beside, in_one
@@ -67,13 +68,21 @@ def test_it_agrees_with_searching_on_anything(seed: int):
         np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-9)
 
 
-def test_large_ids_and_references_without_words_are_exact():
-    big = 2**32 - 1
-    references = [[[big, 3, big], []], [[5]], [[]]]
-    texts = [[big, 3, big], [5], [3]]
+def test_the_largest_ids_and_references_without_words_are_exact():
+    big = 2**16 - 3
+    references = [[[big, 3, big, big, big], []], [[5]], [[]]]
+    texts = [[big, 3, big, big, big], [5], [3]]
     found = Beside(references)(*as_tensors(texts, wide=0), torch.arange(3))
     np.testing.assert_allclose(found.numpy(), Consensus(references)(texts), rtol=0, atol=1e-9)
     assert float(Beside([[[]]])(*as_tensors([[4]]), torch.tensor([0]))) == 0
+    assert float(Beside([[[4]]])(*as_tensors([[]], wide=0), torch.tensor([0]))) == 0
+
+
+def test_ids_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="ids from 0 to 65533: use Consensus"):
+        Beside([[[2**16 - 2]]])
+    with pytest.raises(ValueError, match="ids from 0 to 65533: use Consensus"):
+        Beside([[[1]]], document_frequencies([[[2**16, 1]]]))
 
 
 def test_nothing_in_it_waits_for_a_device():
@@ -82,6 +91,28 @@ def test_nothing_in_it_waits_for_a_device():
     tokens = torch.zeros(3, 6, dtype=torch.long, device="meta")
     found = score(tokens, tokens == 0, torch.zeros(3, dtype=torch.long, device="meta"))
     assert found.is_meta and found.shape == (3,) and len(score) == 2
+
+
+class Counting(TorchDispatchMode):
+    """Counts what a card would be given to do: everything but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_it_is_few_kernels():
+    """A small captioner's step is some two thousand of them: 5 % are a hundred."""
+    score = Beside([[[1, 2, 3]] * 5] * 2).to("meta")
+    tokens = torch.zeros(384, 21, dtype=torch.long, device="meta")
+    mask, images = torch.ones_like(tokens, dtype=torch.bool), tokens[:, 0]
+    with Counting() as counting:
+        score(tokens, mask, images)
+    assert counting.count <= 50
 
 
 def test_lots_of_any_width_stand_under_each_other():
