@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overt.data.batch import Batch
-from overt.supervise.surrogate.look import asking, every_one
+from overt.supervise.surrogate.look import Look, asking, every_one
 from overt.supervise.surrogate.masks import Grids, OnlyWords, ShiftedGrids, Whole, WithoutWords
 from overt.supervise.surrogate.refine import refine
 from overt.supervise.surrogate.search import (
     apart,
+    best_of,
     few_samples,
     in_turn,
     rounds,
@@ -212,6 +213,33 @@ def test_many_masks_at_once_find_what_one_at_a_time_finds(masks, chunk):
     assert isinstance(model, PlantedMany) and model.samples
     if chunk < 1000:  # features of no more samples than have all of their masks in a chunk
         assert max(model.samples) <= max(1, chunk // int(one.probes.max() - 1))
+
+
+@pytest.mark.parametrize("masks", [Grids(40, 1), WithoutWords()], ids=["grids", "words"])
+@pytest.mark.parametrize("takes_many", [True, False])
+def test_no_round_waits_for_a_card(masks, takes_many):
+    """Tensors without values stand for those of a card: only the end of a search reads them."""
+    asked: list[tuple[int, ...]] = []
+
+    class Still(Look):
+        def __init__(self) -> None:
+            self.device, self.takes_many = torch.device("meta"), takes_many
+
+        def __len__(self) -> int:
+            return len(BATCH)
+
+        def many(self, rows: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+            (one,) = given.values()
+            assert one.device.type == "meta", "the card draws its masks"
+            asked.append(tuple(one.shape[:2]))
+            return torch.empty(one.shape[:2], device="meta")
+
+    with asking(Planted(), BATCH, [masks.name]) as look:
+        candidates, base = masks(look), look.base
+    plan = few_samples if takes_many else rounds
+    with pytest.raises(NotImplementedError, match="meta"):
+        best_of(Still(), candidates, candidates.counts, base, 30)
+    assert asked == [tuple(rows.shape) for rows, _ in plan(candidates.counts, 30)]
 
 
 @pytest.mark.parametrize("masks", [[Grids(20, 2), WithoutWords()], [WithoutWords(), Grids(20, 2)]])
