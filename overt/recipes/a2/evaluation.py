@@ -30,7 +30,7 @@ from overt.show.sample import Sample
 from overt.supervise.reward import log_probabilities
 
 BEAMS = 5
-PORTION = 512  # pictures that are described at a time: each token is a hundred launches
+PORTION = 512  # captions that are written at a time: each token of them is a hundred launches
 ASKED = 64  # pictures whose words are looked into, since removal asks once a region
 SHOWN = 12
 DRAWS, DRAWN = 500, 7  # of the interval of BLEU and METEOR, and its seed
@@ -61,18 +61,26 @@ Write = Callable[[Decoder, Batch], Texts]
 
 
 @torch.no_grad()
-def written(model: Decoder, data: Pictures, write: Write) -> Iterator[tuple[Batch, Texts]]:
-    """What a captioner writes about every picture, a portion at a time."""
-    for start in range(0, len(data), PORTION):
-        batch = data.pictures(range(start, min(start + PORTION, len(data))))
+def written(
+    model: Decoder, data: Pictures, write: Write, each: int = 1
+) -> Iterator[tuple[Batch, Texts]]:
+    """What a captioner writes about every picture, a portion at a time.
+
+    `each` is how many captions of a picture are followed at once.
+    """
+    portion = max(1, PORTION // each)
+    for start in range(0, len(data), portion):
+        batch = data.pictures(range(start, min(start + portion, len(data))))
         yield batch, write(model, batch)
 
 
-def texts_of(model: Net, data: Pictures, reader: Vocabulary, write: Write) -> list[str]:
+def texts_of(
+    model: Net, data: Pictures, reader: Vocabulary, write: Write, each: int = 1
+) -> list[str]:
     """A caption of every picture, in words."""
     return [
         " ".join(reader.decode(ids))
-        for _, found in written(model, data, write)
+        for _, found in written(model, data, write, each)
         for ids in found.ids()
     ]
 
@@ -112,11 +120,14 @@ def spoken(scores: CaptionScores, split: str, before: str = "") -> dict[str, Val
 def evaluated(model: Net, parts: Parts, rules: Rules, device: torch.device) -> Evaluation:
     """Every number of a captioner on the test, and its CIDEr-D on validation."""
     split, data = str(parts.test.split), parts.test
-    ways: dict[str, Write] = {
-        "": lambda m, b: beam(m, b, BEAMS, rules),
-        "greedy_": lambda m, b: greedy(m, b, rules),
+
+    def usual(model: Decoder, batch: Batch) -> Texts:
+        return greedy(model, batch, rules)
+
+    said = {
+        "": texts_of(model, data, parts.words, lambda m, b: beam(m, b, BEAMS, rules), BEAMS),
+        "greedy_": texts_of(model, data, parts.words, usual),
     }
-    said = {name: texts_of(model, data, parts.words, write) for name, write in ways.items()}
     scores = {name: caption_scores(texts, data.references) for name, texts in said.items()}
     ours: dict[str, Value] = {}
     samples: dict[str, np.ndarray] = {
@@ -130,7 +141,7 @@ def evaluated(model: Net, parts: Parts, rules: Rules, device: torch.device) -> E
         samples[f"{name}rouge_l"] = one.rouge_l.numpy().astype(np.float32)
     samples["words"] = np.array([len(caption_words(text)) for text in said[""]], np.float32)
     ours["words"] = valued(LENGTH, samples["words"], split)
-    held = texts_of(model, parts.val, parts.words, ways["greedy_"])
+    held = texts_of(model, parts.val, parts.words, usual)
     ours["val_cider_d"] = valued(CIDER, Scorer(parts.val.references)(held), str(parts.val.split))
     ours |= {f"val_{name}": one for name, one in pointed(model, parts, device).items()}
     found = Evaluation(ours, samples, gallery=list(shown(model, parts, rules)))

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from overt import files
+from overt.data.batch import Batch
 from overt.measure.captions import caption_scores
-from overt.models.captioning.decoding import Rules
+from overt.models.captioning.decoding import Rules, Texts, beam
+from overt.models.output import Decoder
 from overt.recipes import find, measuring, settings
+from overt.recipes.a2 import evaluation
 from overt.recipes.a2.data import Parts, scenes
-from overt.recipes.a2.evaluation import Scorer, of_words, shown, spoken
+from overt.recipes.a2.evaluation import Scorer, of_words, shown, spoken, texts_of
 from overt.recipes.a2.judging import NextWord, NextWords
 from overt.recipes.a2.networks import AlignedCaptioner, network
 from overt.recipes.a2.recipe import a2_scenes
@@ -95,6 +98,24 @@ def test_validation_scores_as_the_measure_does():
     for _ in range(2):  # words of candidates that nobody said must not count the next time
         np.testing.assert_allclose(scorer(OURS), wanted.numpy(), atol=1e-9)
         scorer(["zebras never seen", "xylophones", "a"])
+
+
+def test_portions_do_not_change_what_is_written(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = settings.apply(a2_scenes(), SETS)
+    torch.manual_seed(0)
+    model = network(recipe.model, recipe.align, parts.words.size, parts.eye).eval()
+    rules, sizes = Rules(longest=6), []
+
+    def write(net: Decoder, batch: Batch) -> Texts:
+        sizes.append(len(batch))
+        return beam(net, batch, 3, rules)
+
+    whole = texts_of(model, parts.test, parts.words, write, each=3)
+    monkeypatch.setattr(evaluation, "PORTION", 8)
+    assert texts_of(model, parts.test, parts.words, write, each=3) == whole
+    assert sizes == [4, 2, 2]
 
 
 def test_what_is_before_and_after_alignment_is_of_one_pass(parts: Parts) -> None:
