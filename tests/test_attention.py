@@ -74,7 +74,7 @@ def test_without_a_mask_everything_is_visible(generator):
 def test_from_cells_is_five_axes_of_amounts():
     cells = torch.tensor([[0.0, 2.0, 1.0, 1.0]])
     made = AttentionMap.from_cells(cells, grid(2, 2), torch.tensor([[True, True, True, False]]))
-    assert made.values.shape == (1, 1, 1, 1, 4) and made.kind is Kind.AMOUNT
+    assert made.values.shape == made.shape == (1, 1, 1, 1, 4) and made.kind is Kind.AMOUNT
     expected = torch.tensor([0.0, 2 / 3, 1 / 3, 0.0])
     torch.testing.assert_close(made.normalize().weights[0, 0, 0, 0], expected)
 
