@@ -15,7 +15,7 @@ from tests.serve import conftest, soaking
 from tests.serve.running import LONG, served
 
 KIB = 2**10
-WARM, FEW, ROUND = 100, 200, 500  # requests
+WARM, FEW, ROUND = 100, 100, 500  # requests
 HOUR = 3600.0  # seconds
 LEAKS = 32 * KIB  # bytes a request: a few hundred requests tell no less from what a heap breathes
 Message = MutableMapping[str, Any]
@@ -33,7 +33,7 @@ class Keeping:
         receive: Callable[[], Awaitable[Message]],
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
-        self.kept.append(conftest.PHOTO.repeat(4, axis=0).repeat(4, axis=1))
+        self.kept.append(conftest.PHOTO.repeat(12, axis=0).repeat(12, axis=1))  # a megabyte
         await self.app(scope, receive, send)
 
 
