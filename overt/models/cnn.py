@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from einops import rearrange
+from einops import einsum, rearrange
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from overt.attention import Layout, grid
+from overt.attention import AttentionMap, Layout, grid
 from overt.data.batch import Batch
 from overt.models.network import Network
 from overt.models.output import Output
@@ -139,6 +139,22 @@ class AttentiveCNN(Network[Cells]):
         scores = self.outer(torch.tanh(self.inner(cells)))
         summary, attention = weigh(scores, cells, features.layout)
         return Output(self.decision(summary[:, 0]), (attention,))
+
+    def decide_many(self, features: Cells, mask: Mapping[str, Float[Tensor, "m b k"]]) -> Output:
+        """What `decide` says with m masks of each sample, one after the other.
+
+        Cells are read and not copied; `W` has no bias, so that one number a cell may come after it.
+        """
+        keep = mask["image"].to(features.values.dtype)
+        scores = self.outer(torch.tanh(self.inner(features.values) * keep[..., None]))
+        everyone = torch.arange(len(features.values)).repeat(len(keep))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        attention = AttentionMap.from_scores(
+            rearrange(scores, "m b k 1 -> (m b) 1 1 1 k"), features.layout.select(everyone)
+        )
+        weights = attention.weights.reshape(keep.shape).to(keep.dtype) * keep
+        summary = einsum(weights, features.values, "m b k, b k d -> m b d")
+        return Output(self.decision(summary).flatten(0, 1), (attention,))
 
     def config(self) -> dict[str, Any]:
         """The values this model was made with."""

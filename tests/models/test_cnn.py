@@ -8,6 +8,7 @@ from torch import nn
 from overt.attention import grid
 from overt.geometry import PixelGeometry
 from overt.models.cnn import AttentiveCNN, Backbone, Cells, SmallCNN, coordinates, see_cells
+from overt.supervise.surrogate.look import AskingMany
 from overt.testing import check_model, toy_batch
 
 
@@ -212,3 +213,20 @@ class _Fixed(nn.Module):
 
 def test_pooled_cells_are_their_mean():
     assert Cells(torch.tensor([[[1.0, 2], [3, 6]]]), grid(1, 2)).pooled().tolist() == [[2, 4]]
+
+
+def test_many_masks_are_decided_as_one_by_one():
+    torch.manual_seed(0)
+    net = AttentiveCNN(3, (4, 4, 4, 4), 4).eval()
+    assert isinstance(net, AskingMany)
+    features = net.encode(sized(16, 12, samples=3))
+    masks = torch.rand(5, 3, 12)
+    masks[0, 1] = 0
+    found = net.decide_many(features, {"image": masks})
+    wanted = [net.decide(features, {"image": one}) for one in masks]
+    torch.testing.assert_close(found.prediction, torch.cat([one.prediction for one in wanted]))
+    maps = [one.looking_at("image") for one in wanted]
+    torch.testing.assert_close(
+        found.looking_at("image").weights, torch.cat([one.weights for one in maps])
+    )
+    assert len(found.looking_at("image").keys.find("image").geometry) == 15
