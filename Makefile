@@ -39,9 +39,9 @@ format: .venv/.dev  ## rewrite the files in the house style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: .venv/.apart  ## measure speed beside every peer, in about 15 minutes; writes build/speed.json
+bench: .venv/.apart  ## measure speed beside every peer, in about 15 minutes; writes build/speed.json and plots
 	@mkdir -p build
-	$(BIN)/python benchmarks/speed.py --out build/speed.json $(BENCHFLAGS)
+	$(BIN)/python benchmarks/speed.py --out build/speed.json --figures build $(BENCHFLAGS)
 
 docs: .venv/.dev  ## build the pages into site/
 	$(BIN)/python docs/build.py site
