@@ -77,7 +77,9 @@ class Layers:
         self.sizes = len(queries), b, h, rows.shape[1], stop - start
         self.groups, self.width, self.start = keys[0].shape[1], d, start
         self.rows, self.scale = rows.contiguous(), scale
-        self.hidden = None if hidden is None else hidden[:, 0].expand(b, rows.shape[1], -1)
+        self.hidden = None
+        if hidden is not None:  # kernels go along the keys of a row: they have to lie side by side
+            self.hidden = hidden[:, 0].contiguous().expand(b, rows.shape[1], -1)
         self.places = _places([*queries, *keys])
         self.aligned = all(one.data_ptr() % 16 == 0 for one in (*queries, *keys))
 

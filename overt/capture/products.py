@@ -269,12 +269,14 @@ def _parts_of_costs(
     gradient: Tensor, tensors: Sequence[Tensor], wanted: Tensor, ctx: Any
 ) -> list[Part]:
     """The same by plain operations, which can be differentiated again."""
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
-        logs = _shared(_multiplied(tensors, ctx.rows, ctx.columns, ctx.scale), ctx.softmax[0])
+        # of those that learn nothing the gradient is thrown away, but torch refuses to make it
+        given = [one if one.requires_grad else one.detach().requires_grad_() for one in tensors]
+        logs = _shared(_multiplied(given, ctx.rows, ctx.columns, ctx.scale), ctx.softmax[0])
         logs = torch.where(logs.isneginf(), ctx.nothing, logs)
         found = -(wanted[:, None] * logs).sum(dim=-1)
-        again = torch.is_grad_enabled()
-        slopes = torch.autograd.grad(found, tensors, gradient, create_graph=again)
+        slopes = torch.autograd.grad(found, given, gradient, create_graph=again)
     return [partial(_add, one) for one in slopes]
 
 

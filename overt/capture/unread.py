@@ -128,10 +128,11 @@ class Unread(AttentionMap):
         """`-sum_k t log a` of each row, the logarithm of no weight being `nothing`.
 
         None where that is not known without the values: for targets that differ by layer or head,
-        and for those that have a gradient. None, too, when the values are there.
+        and for those that have a gradient. None, too, when the values are there, and in a graph
+        that is being compiled, which takes plain operations alone.
         """
         b, _, _, q, k = self.shape
         alike = tuple(wanted.shape) == (b, 1, 1, q, k) and not wanted.requires_grad
-        if self.unread is None or not alike:
+        if self.unread is None or not alike or torch.compiler.is_compiling():
             return None
         return self.unread.costs(wanted[:, 0, 0], nothing)

@@ -86,6 +86,15 @@ def test_hidden_keys_have_no_share_and_no_gradient(monkeypatch, each):
         torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-5)
 
 
+def test_masks_that_were_turned_hide_what_they_say():
+    queries, keys = make()
+    visible = (torch.rand(2, 67, 5, device=DEVICE) > 0.4).transpose(1, 2)
+    given = queries, keys, ROWS["positions"].to(DEVICE), slice(3, 70), 0.3
+    found = [log_shares(*given, one) for one in (visible, visible.contiguous())]
+    assert torch.equal(*(one.isneginf() for one in found))
+    torch.testing.assert_close(*(one.exp() for one in found))
+
+
 def test_gradients_are_added_where_attention_has_left_its_own():
     queries, keys = make(groups=4)
     found = []
@@ -259,6 +268,17 @@ def test_a_second_derivative_of_costs_is_left_to_plain_operations():
         found.append(torch.autograd.grad(first.square().sum(), [*queries, *keys]))
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("frozen", [0, 1], ids=["queries", "keys"])
+def test_a_second_derivative_of_costs_needs_not_all_to_learn(frozen):
+    pair = make(layers=1, length=12, width=16)
+    pair[frozen][0].requires_grad_(False)
+    learned = pair[1 - frozen][0]
+    given = *pair, slice(0, 3), slice(2, 9), 0.3, None, aimed(3, 7), NOTHING
+    first = torch.autograd.grad(costs(*given).square().sum(), learned, create_graph=True)[0]
+    second = torch.autograd.grad(first.square().sum(), learned)[0]
+    assert second.isfinite().all() and second.abs().sum() > 0
 
 
 # --- a block that nobody has read

@@ -33,6 +33,17 @@ def test_sizes_go_up_to_a_power_of_two(size: int) -> None:
     assert found >= size and found & (found - 1) == 0 and found < 2 * size
 
 
+def test_what_is_hidden_lies_side_by_side_along_the_keys() -> None:
+    """A mask that was turned has its rows side by side, and kernels would read other keys."""
+    layers = [torch.randn(2, 4, 9, 8)]
+    rows = torch.arange(3).expand(2, 3)
+    hidden = (torch.rand(2, 1, 5, 3) > 0.5).transpose(2, 3)
+    for one in (hidden, hidden[:, :, :1]):
+        found = launching.Layers(layers, layers, rows, slice(2, 7), 1.0, one).hidden
+        assert found is not None and found.stride(-1) == 1
+        assert torch.equal(found, one[:, 0].expand(2, 3, 5))
+
+
 def test_places_are_told_as_they_are() -> None:
     some = [torch.randn(3) for _ in range(5)]
     assert launching._places(some).tolist() == [one.data_ptr() for one in some]

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from overt.capture import launching
 from overt.capture import products as module
-from overt.capture.products import ALL, log_shares, products, tap
+from overt.capture.products import ALL, costs, log_shares, products, tap
 
 INDEXES = {
     "all": ALL,
@@ -268,3 +269,33 @@ def test_gradients_that_were_expanded_are_not_written_in_place():
     wanted = torch.autograd.grad(plain.square().sum(), [*queries, *keys])
     for one, two in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, two + 1, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("learned", [(True, True), (True, False), (False, True)])
+def test_costs_are_differentiated_twice_whoever_learns(monkeypatch, learned):
+    """As with kernels, which leave second derivatives to plain operations; some may be frozen."""
+    queries, keys = make()
+    for some, learns in zip((queries, keys), learned, strict=True):
+        for one in some:
+            one.requires_grad_(learns)
+    every = [one for one in (*queries, *keys) if one.requires_grad]
+    wanted = torch.rand(2, 3, 4, dtype=torch.float64)
+    given = queries, keys, slice(0, 3), slice(1, 5), 0.3
+    plain = -(wanted[:, None] * log_shares(*given)).sum(dim=-1)
+
+    class Kernels:
+        """What a card would have summed."""
+
+        def costs(self, wanted, nothing):
+            values = plain.detach()
+            return launching.Costs(values, values, values, wanted)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_on_card", lambda *_: Kernels())
+        made = costs(*given, None, wanted, -20.7)
+    found = []
+    for values in (made, plain):
+        first = torch.autograd.grad(values.square().sum(), every, create_graph=True)
+        found.append(torch.autograd.grad(sum(one.square().sum() for one in first), every))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)

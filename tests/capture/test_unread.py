@@ -144,6 +144,18 @@ def test_targets_that_learn_or_do_not_fit_are_left_to_plain_operations(on_card: 
         cross_entropy(block, AttentionMap(wanted.detach()[:1], regions(6), words(3)))
 
 
+def test_a_graph_that_is_compiled_takes_plain_operations(
+    monkeypatch: pytest.MonkeyPatch, on_card: None
+) -> None:
+    """A block may be made outside of it: the kernels are not for a compiler to look into."""
+    seen, _ = attended()
+    block, plain = (seen.log_block("text", "regions", ROWS) for _ in range(2))
+    expected = cross_entropy(plain, of_rows()).total
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(unread, "costs", lambda **_: pytest.fail("a kernel would be traced"))
+    torch.testing.assert_close(cross_entropy(block, of_rows()).total, expected)
+
+
 def test_gradients_are_as_where_the_block_was_asked_for(on_card: None) -> None:
     seen, _ = attended()
     with torch.no_grad():
