@@ -24,6 +24,7 @@ ROWS = 64  # at most, of one sample: more are no longer few
 WIDE = 128  # features of a head, at most
 FORMATS = (torch.bfloat16, torch.float16, torch.float32)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU then, for tests
+KeptOfCosts = tuple[Tensor, Tensor, Tensor]  # levels, masses and targets, as `Costs` has them
 
 
 @cache
@@ -141,7 +142,7 @@ class Layers:
         return Costs(made[0], made[1], made[2], wanted)
 
     def rows_of_costs(
-        self, slopes: Float[Tensor, "l b h s"], made: "Costs"
+        self, slopes: Float[Tensor, "l b h s"], kept: KeptOfCosts
     ) -> Float[Tensor, "l b h s d"]:
         """The gradient of the rows in every layer, from that of what they cost."""
         from overt.capture import kernels
@@ -151,7 +152,7 @@ class Layers:
         found = torch.empty((l, b, h, s, self.width), **kind)  # type: ignore[call-overload]
         with self._there():
             kernels.costs_to_rows[(l * b * h,)](
-                found, slopes, *made.kept, *self._hides(), **self._given()
+                found, slopes, *kept, *self._hides(), **self._given()
             )
         return found
 
@@ -159,13 +160,13 @@ class Layers:
         self,
         layer: int,
         slopes: Float[Tensor, "l b h s"],
-        made: "Costs",
+        kept: KeptOfCosts,
         whole: Float[Tensor, "b g k d"],
     ) -> None:
         """Add the gradient of one layer's keys, from that of all costs, to what is there."""
         if whole.stride(-1) != 1 or whole.dtype != self.key.dtype:
             own = torch.zeros_like(self.key)
-            self.add_costs_to_keys(layer, slopes, made, own)
+            self.add_costs_to_keys(layer, slopes, kept, own)
             whole += own
             return
         from overt.capture import kernels
@@ -174,7 +175,7 @@ class Layers:
         ends = whole.stride()[:3]
         with self._there():
             kernels.costs_to_keys[grid](
-                whole, *ends, layer, slopes, *made.kept, *self._hides(), **self._given()
+                whole, *ends, layer, slopes, *kept, *self._hides(), **self._given()
             )
 
     def _there(self) -> AbstractContextManager[Any]:
@@ -230,7 +231,7 @@ class Costs:
     wanted: Float[Tensor, "b s r"]
 
     @property
-    def kept(self) -> tuple[Tensor, Tensor, Tensor]:
+    def kept(self) -> KeptOfCosts:
         """What the gradient is made from."""
         return self.levels, self.masses, self.wanted
 

@@ -250,16 +250,15 @@ class _Costs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Each layer's gradient, as that of log-shares is handed on."""
         *tensors, levels, masses, wanted = ctx.saved_tensors
-        slopes = gradients[0].float().contiguous()
         on_card = None if torch.is_grad_enabled() else _on_card(tensors, ctx)
         if on_card is None:
             parts = _parts_of_costs(gradients[0], tensors, wanted, ctx)
         else:
-            made = launching.Costs(slopes, levels, masses, wanted)
+            slopes, kept = gradients[0].float().contiguous(), (levels, masses, wanted)
             at = on_card.rows.clamp_min(0)
-            parts = [partial(_place, one, at) for one in on_card.rows_of_costs(slopes, made)]
+            parts = [partial(_place, one, at) for one in on_card.rows_of_costs(slopes, kept)]
             parts += [
-                partial(on_card.add_costs_to_keys, layer, slopes, made)
+                partial(on_card.add_costs_to_keys, layer, slopes, kept)
                 for layer in range(len(tensors) // 2)
             ]
         return (None,) * 7 + _all_handed(parts, tensors, ctx)
