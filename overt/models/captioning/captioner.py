@@ -113,7 +113,7 @@ class Told:
     the model would do by itself; under an edit ask the watcher.
     """
 
-    logits: Float[Tensor, "b n v"]
+    logits: Float[Tensor, "r n v"]
     queries: tuple[Heads, ...]
     keys: tuple[Heads, ...]
     memory: Memory
@@ -121,7 +121,7 @@ class Told:
 
     @property
     def attention(self) -> AttentionMap:
-        """Where each word was looked for: (b, l, h, words, regions)."""
+        """Where each word of each caption was looked for: (r, l, h, words, regions)."""
         memory, keys = self.memory, self.keys
         if len(self.logits) != len(memory):
             images = torch.arange(len(memory), device=self.logits.device)
@@ -390,9 +390,11 @@ class Captioner(Kept):
         as every other, which stand together. `read` is what `read` gives of these features, where
         captions are written more than once.
         """
-        if not len(features) or len(tokens) % len(features):
+        each = max(1, len(tokens) // max(1, len(features)))
+        if len(tokens) != each * len(features):
             raise ValueError(
-                f"{len(tokens)} captions of {len(features)} images: give each as many as the others"
+                f"{len(tokens)} captions of {len(features)} images: give each as many as the "
+                "others, and one at least"
             )
         memory = features.without(mask)
         seen = self.read(memory) if read is None else read

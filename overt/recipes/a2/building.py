@@ -112,7 +112,7 @@ def encoded(model: Net, batch: Batch, each: int | None = None) -> Memory:
     what to do with it, and the device is not waited for.
     """
     if each is not None:
-        return plain_of(model).encode(every(batch, each)[0])
+        return plain_of(model).encode(every(batch, each))
     pictures, of = one_each(batch)
     return plain_of(model).encode(pictures).select(of)
 

@@ -184,8 +184,8 @@ def one_each(batch: Batch) -> tuple[Batch, Int[Tensor, " b"]]:
     return batch.select(first.nonzero()[:, 0]), of
 
 
-def every(batch: Batch, each: int) -> tuple[Batch, Int[Tensor, " b"]]:
-    """What `one_each` gives of a batch with `each` samples a picture, but for its texts.
+def every(batch: Batch, each: int) -> Batch:
+    """The pictures that `one_each` gives of a batch with `each` samples a picture, without texts.
 
     Nothing is read, neither texts nor numbers on a device: steps that are recorded must not.
     """
@@ -195,8 +195,7 @@ def every(batch: Batch, each: int) -> tuple[Batch, Int[Tensor, " b"]]:
     }
     of = batch.image_index
     names = ("",) * (len(batch) // each)
-    pictures = Batch(names, batch.images, image_of=of[::each], geometry=batch.geometry, **rows)
-    return pictures, of
+    return Batch(names, batch.images, image_of=of[::each], geometry=batch.geometry, **rows)
 
 
 def said(

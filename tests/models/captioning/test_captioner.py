@@ -248,6 +248,17 @@ def test_images_with_unlike_many_captions_are_refused():
     model, batch = captioner(), region_batch()
     with pytest.raises(ValueError, match="4 captions of 3 images"):
         model.write(model.encode(batch), TOKENS[[0, 0, 1, 2]])
+    with pytest.raises(ValueError, match=r"0 captions of 3 images.*one at least"):
+        model.write(model.encode(batch), TOKENS[:0])
+
+
+def test_of_no_image_nothing_is_told():
+    model, batch = captioner(), region_batch()
+    memory = model.encode(batch).select(torch.arange(0))
+    told = model.write(memory, TOKENS[:0])
+    assert told.logits.shape == (0, 5, 12) and len(told.attention) == 0
+    with pytest.raises(ValueError, match="3 captions of 0 images"):
+        model.write(memory, TOKENS)
 
 
 def test_texts_longer_than_the_places_that_are_kept_have_sines_too():

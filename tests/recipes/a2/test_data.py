@@ -52,8 +52,8 @@ def test_a_picture_is_encoded_once_whatever_is_said_of_it(drawn: data.Parts) -> 
 def test_pictures_of_equally_many_captions_are_found_without_looking(drawn: data.Parts) -> None:
     batch = drawn.train.batch([3, 0, 5])
     assert drawn.train.each == 5
-    (ours, of), (theirs, them) = every(batch, 5), one_each(batch)
-    assert len(ours) == 3 and torch.equal(of, them)
+    ours, (theirs, _) = every(batch, 5), one_each(batch)
+    assert len(ours) == 3
     for name in ("images", "image_of", "boxes", "features", "region_mask"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name))
     uneven = replace(drawn.train, first=np.array([0, 5, 7, 15, 20, 25, 30]))
