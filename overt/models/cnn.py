@@ -145,7 +145,10 @@ class AttentiveCNN(Network[Cells]):
 
         Cells are read and not copied; `W` has no bias, so that one number a cell may come after it.
         """
-        keep = mask["image"].to(features.values.dtype)
+        given = mask.get("image")
+        if given is None:
+            raise ValueError(f'this network has cells to mask, "image", not {sorted(mask)}')
+        keep = given.to(features.values.dtype)
         scores = self.outer(torch.tanh(self.inner(features.values) * keep[..., None]))
         everyone = torch.arange(len(features.values)).repeat(len(keep))
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))

@@ -230,3 +230,5 @@ def test_many_masks_are_decided_as_one_by_one():
         found.looking_at("image").weights, torch.cat([one.weights for one in maps])
     )
     assert len(found.looking_at("image").keys.find("image").geometry) == 15
+    with pytest.raises(ValueError, match="cells to mask"):
+        net.decide_many(features, {"text": masks})

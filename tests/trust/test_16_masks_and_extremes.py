@@ -2,9 +2,10 @@
 
 import ast
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from overt import supervise
 from overt.attention import AttentionMap, Layout, grid, words
-from overt.capture import watch
+from overt.capture import launching, watch
+from overt.capture import products as capturing
 from overt.capture.derived.rolling import rollout
-from overt.capture.products import products, tap
+from overt.capture.products import costs, products, tap
 from overt.models.adopting.adopted import tie
 from overt.models.hard.ragged import seen_by_all
 from overt.supervise.grounding import bce_log
@@ -213,6 +215,31 @@ def tapped() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     return run, (draw(2, 2, 3, 3), draw(2, 2, 4, 3))
 
 
+class Summed:
+    """What a card sums, by plain operations: kernels have no float64, their own tests hold them."""
+
+    def __init__(self, tensors: Sequence[Tensor], ctx: Any) -> None:
+        query, key = tensors[0][:, :, ctx.rows], tensors[1][:, :, ctx.columns]
+        self.scores = ctx.scale * query @ key.mT
+        self.hidden = ctx.softmax[0]
+
+    def costs(self, wanted: Tensor, nothing: float) -> launching.Costs:
+        logs = self.scores.masked_fill(self.hidden, -torch.inf).log_softmax(dim=-1)
+        values = -(wanted[:, None] * logs.masked_fill(self.hidden, nothing)).sum(dim=-1)[None]
+        return launching.Costs(values, values, values, wanted)
+
+
+def costing() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    visible = torch.tensor([[[True, False, True]] * 2] * 2)
+    wanted = torch.rand(2, 2, 3, dtype=torch.float64)
+
+    def run(query: Tensor, key: Tensor) -> Tensor:
+        with patch.object(capturing, "_on_card", Summed):
+            return costs([query], [key], slice(0, 2), slice(1, 4), 0.7, visible, wanted, -20.0)
+
+    return run, (draw(2, 2, 3, 3), draw(2, 2, 4, 3))
+
+
 def travelling(fuse: Any) -> Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     def make() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
         torch.manual_seed(0)
@@ -233,6 +260,7 @@ CHECKED = {
     "overt.models.hard.ragged._Seen": ragged,
     "overt.capture.products._Tapped": tapped,
     "overt.capture.products._Products": tapped,
+    "overt.capture.products._Costs": costing,
     "overt.capture.derived.rolling._Travel": travelling(torch.amax),
     "overt.capture.derived.rolling._MeanTravel": travelling(torch.mean),
 }
