@@ -1,6 +1,12 @@
 """Captions with references for the tests of measures."""
 
 import random
+from pathlib import Path
+
+import pytest
+
+from overt.data.captions import read_tokens
+from overt.measure.captions.tokens import caption_words
 
 Words = list[str]
 
@@ -38,3 +44,13 @@ def as_published(candidates, references):
     """The two dictionaries of texts that pycocoevalcap takes."""
     theirs = {at: [" ".join(words) for words in many] for at, many in enumerate(references)}
     return theirs, {at: [" ".join(words)] for at, words in enumerate(candidates)}
+
+
+def of_photos(data_root: Path, count: int) -> tuple[list[Words], list[list[Words]]]:
+    """The first captions of some photos of Flickr8k, and the other four of each."""
+    path = data_root / "flickr8k" / "Flickr8k.token.txt"
+    if not path.exists():
+        pytest.skip("the captions of Flickr8k are not under OVERT_DATA")
+    photos = list(read_tokens(path).values())[:count]
+    words = [[caption_words(text) for text in texts] for texts in photos]
+    return [texts[0] for texts in words], [texts[1:] for texts in words]

@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from overt.data.captions import read_tokens
 from overt.measure.captions.beside import Beside, in_one
 from overt.measure.captions.cider import Consensus, document_frequencies, numbered
-from overt.measure.captions.tokens import caption_words
-from tests.measure.captions.examples import as_published, many
+from tests.measure.captions.examples import as_published, many, of_photos
 
 Ids = list[int]
 
@@ -37,12 +35,7 @@ def test_it_agrees_with_pycocoevalcap_to_1e_9():
 
 def test_captions_of_flickr8k_agree_with_pycocoevalcap_to_1e_9(data_root):
     published = pytest.importorskip("pycocoevalcap.cider.cider", reason="no pycocoevalcap")
-    path = data_root / "flickr8k" / "Flickr8k.token.txt"
-    if not path.exists():
-        pytest.skip("the captions of Flickr8k are not under OVERT_DATA")
-    photos = list(read_tokens(path).values())[:300]
-    words = [[caption_words(text) for text in texts] for texts in photos]
-    candidates, references = [texts[0] for texts in words], [texts[1:] for texts in words]
+    candidates, references = of_photos(data_root, 300)
     (ours,), theirs = numbered([candidates], references)
     found = Beside(theirs)(*as_tensors(ours), torch.arange(300))
     _, wanted = published.Cider().compute_score(*as_published(candidates, references))

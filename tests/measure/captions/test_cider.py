@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from overt.data.captions import read_tokens
 from overt.errors import BadInput, Damaged
 from overt.measure.captions.cider import (
     Consensus,
@@ -15,8 +14,7 @@ from overt.measure.captions.cider import (
     document_frequencies,
     numbered,
 )
-from overt.measure.captions.tokens import caption_words
-from tests.measure.captions.examples import as_published, many
+from tests.measure.captions.examples import as_published, many, of_photos
 
 
 def grams(text, n):
@@ -171,11 +169,6 @@ def test_measures_say_what_they_are():
 
 def test_captions_of_flickr8k_agree_with_pycocoevalcap_to_1e_9(data_root):
     published = pytest.importorskip("pycocoevalcap.cider.cider", reason="no pycocoevalcap")
-    path = data_root / "flickr8k" / "Flickr8k.token.txt"
-    if not path.exists():
-        pytest.skip("the captions of Flickr8k are not under OVERT_DATA")
-    photos = list(read_tokens(path).values())[:600]
-    words = [[caption_words(text) for text in texts] for texts in photos]
-    candidates, references = [texts[0] for texts in words], [texts[1:] for texts in words]
+    candidates, references = of_photos(data_root, 600)
     _, theirs = published.Cider().compute_score(*as_published(candidates, references))
     np.testing.assert_allclose(cider_d(candidates, references).numpy(), theirs, rtol=0, atol=1e-9)
