@@ -47,6 +47,13 @@ class Span:
     def __len__(self) -> int:
         return prod(self.shape)
 
+    def __repr__(self) -> str:
+        """Name, shape and place in one line; positions that differ by sample are not printed."""
+        at = self.index
+        where = f"{at.start or 0}:{at.stop}" if isinstance(at, slice) else "its own place a sample"
+        known = "" if self.geometry is None else f", {type(self.geometry).__name__}"
+        return f"Span({_named(self)} at {where}{known})"
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -68,6 +75,10 @@ class Layout:
 
     def __len__(self) -> int:
         return self.length
+
+    def __repr__(self) -> str:
+        """How many positions there are, and the spans among them."""
+        return f"Layout({self.length}: {_told(self)})"
 
     def __add__(self, other: "Layout") -> "Layout":
         """The positions of `other` after our own."""
@@ -257,6 +268,19 @@ class AttentionMap:
     def __len__(self) -> int:
         return self.values.shape[0]
 
+    def __repr__(self) -> str:
+        """What the axes are, in one line; to print the numbers, print `weights`.
+
+        >>> AttentionMap.from_cells(torch.rand(2, 49), grid(7, 7))
+        AttentionMap(b=2 l=1 h=1 q=1 k=49, amount, queries: global 1, keys: image 7×7)
+        """
+        axes = " ".join(f"{axis}={size}" for axis, size in zip("blhqk", self.shape, strict=True))
+        masked = "" if self.mask is None else ", masked"
+        return (
+            f"AttentionMap({axes}, {self.kind.value}, queries: {_told(self.queries)}, "
+            f"keys: {_told(self.keys)}{masked})"
+        )
+
     # --- changing it
 
     def normalize(self) -> "AttentionMap":
@@ -428,8 +452,12 @@ class AttentionMap:
         return self
 
 
+def _named(span: Span) -> str:
+    return f"{span.name} {'×'.join(map(str, span.shape))}"
+
+
 def _told(layout: Layout) -> str:
-    return ", ".join(f"{span.name} {'×'.join(map(str, span.shape))}" for span in layout.spans)
+    return ", ".join(map(_named, layout.spans))
 
 
 _ENLARGED = "image-rendering:pixelated;height:240px;max-width:100%;border:1px solid #ccc"

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, words
+from overt.geometry import PixelGeometry
 
 
 def picture(text: str) -> np.ndarray:
@@ -57,3 +59,19 @@ def test_logarithms_gradients_and_half_precision_are_shown_too() -> None:
 def test_an_empty_map_is_said_and_not_drawn() -> None:
     text = AttentionMap(torch.zeros(0, 1, 1, 1, 2), words(2))._repr_html_()
     assert "0 samples" in text and "img" not in text
+
+
+def test_a_shell_shows_one_line_and_no_weights() -> None:
+    layout = Layout((Span("text", (3,), slice(0, 3)), Span("image", (2, 2), slice(3, 7))), 8)
+    mask = torch.ones(2, 1, 8, dtype=torch.bool)
+    shown = repr(AttentionMap(torch.rand(2, 3, 4, 8, 8), layout, layout, mask, Kind.AMOUNT))
+    assert shown == (
+        "AttentionMap(b=2 l=3 h=4 q=8 k=8, amount, queries: text 3, image 2×2, "
+        "keys: text 3, image 2×2, masked)"
+    )
+    assert repr(layout) == "Layout(8: text 3, image 2×2)"
+    assert repr(layout.spans[1]) == "Span(image 2×2 at 3:7)"
+    known = replace(layout.spans[0], geometry=PixelGeometry.identity(1, (4, 4)))
+    assert repr(known) == "Span(text 3 at 0:3, PixelGeometry)"
+    moving = Span("text", (2,), torch.tensor([[0, 1], [4, 5]]))
+    assert repr(moving) == "Span(text 2 at its own place a sample)"

@@ -250,6 +250,16 @@ class Call:
     output: Tensor | None = None
     chosen: tuple[int, ...] | None = None
 
+    def __repr__(self) -> str:
+        """Who called, what kind of attention it is, its sizes, and how it was seen."""
+        return f"Call({self.name or 'the model'}: {self.told()})"
+
+    def told(self) -> str:
+        """The call in a few words, whoever made it."""
+        sizes = " ".join(f"{axis}={size}" for axis, size in zip("bhqk", self.shape, strict=True))
+        kind = "cross" if self.cross else "self"
+        return f"{kind}-attention, {sizes}, seen by {self.route.value}"
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Batch, heads, queries, keys."""

@@ -1,5 +1,7 @@
 """What was seen of a model's attention: any part of it, computed when it is asked for."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -49,6 +51,15 @@ class Seen:
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
+
+    def __repr__(self) -> str:
+        """How many calls there are, and a line for each kind of them, numbers in names left out."""
+        kinds = Counter(
+            f"{re.sub(r'[0-9]+', '*', call.name) or 'the model'}: {call.told()}"
+            for call in self.calls
+        )
+        lines = [f"  {count} of {kind}" for kind, count in kinds.items()]
+        return "\n".join([f"Seen({len(self)} calls)", *lines])
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -290,6 +290,10 @@ def _listen(undo: ExitStack) -> bool:
 
 def _refuse(model: nn.Module) -> None:
     """Say no to what cannot be watched, and warn of what goes wrong in training."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"watch takes a torch.nn.Module, and this is of type {type(model).__name__}"
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise Unseen("a TorchScript model cannot be watched; load the Python model instead.")
     if isinstance(model, nn.DataParallel):

@@ -230,3 +230,15 @@ def test_layers_that_are_alike_give_the_blocks_of_their_maps(name):
     for mine, theirs in zip(*slopes, strict=True):
         assert mine.isfinite().all()
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_what_was_seen_is_shown_by_kind_of_call_without_a_number_of_it():
+    _, _, seen, _ = run(FusedAttention(), FusedAttention(), WrittenAttention())
+    by_hand = "self-attention, b=2 h=4 q=8 k=8, seen by"
+    assert repr(seen) == (
+        "Seen(3 calls)\n"
+        f"  2 of layers.*: {by_hand} scaled_dot_product_attention\n"
+        f"  1 of layers.*: {by_hand} softmax written out"
+    )
+    assert repr(seen.calls[0]) == f"Call(layers.0: {by_hand} scaled_dot_product_attention)"
+    assert repr(Seen([])) == "Seen(0 calls)"

@@ -112,6 +112,7 @@ def test_what_is_asked_of_the_axes_reads_nothing(on_card: None) -> None:
     assert (block.kind, block.form) == (Kind.PROBABILITY, Form.LOG)
     assert block.visible.shape == (2, 3, 6)
     assert block.rows.tolist() == [[True] * 3, [True, False, False]]
+    assert repr(block).startswith("AttentionMap(b=2 l=2 h=3 q=3 k=6, probability")
     assert block.unread is not None
     open_ = Unread.of(replace(block.unread, mask=None), block.queries, block.keys)
     assert open_.visible.all() and open_.visible.shape == (2, 3, 6) and open_.unread is not None

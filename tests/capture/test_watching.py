@@ -1,6 +1,7 @@
 """Watching leaves the model as it was found, in every way it can be used."""
 
 import gc
+import inspect
 import threading
 import warnings
 import weakref
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from overt.capture import Unseen, watch
+from overt.capture import Unseen, watch, watching
 from overt.capture.places import HERE
 from overt.capture.watching import bare
 from tests.capture.toys import FusedAttention, Stack, WrittenAttention
@@ -310,3 +311,9 @@ def test_what_was_watched_is_let_go_without_the_collector():
         assert [one() for one in step()] == [None] * 5
     finally:
         gc.enable()
+
+
+def test_what_is_no_module_is_refused_by_its_type():
+    refuse = inspect.unwrap(watching._refuse)  # without the checks of types that only tests have
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Module, and this is of type str"):
+        refuse("bert-base-uncased")
