@@ -154,8 +154,7 @@ class Written:
         """The samples named, in their order; images are only moved where they are others."""
         past = tuple((key[rows], value[rows]) for key, value in self.past)
         sample = self.sample[rows]
-        # beams of one image change places; what is spread out cannot be the same, and no card waits
-        if len(sample) == len(self.sample) and torch.equal(sample, self.sample):
+        if _same(sample, self.sample):  # beams of one image change places
             return replace(self, past=past)
         return Written(
             self.memory.select(rows),
@@ -164,6 +163,15 @@ class Written:
             sample,
             self.length,
         )
+
+
+def _same(ours: Int[Tensor, " n"], theirs: Int[Tensor, " m"]) -> bool:
+    """Whether rows look at the images they looked at; where that is not known, they may not.
+
+    What is spread out cannot be the same, and no card waits; one that records cannot be asked.
+    """
+    recording = ours.is_cuda and torch.cuda.is_current_stream_capturing()
+    return len(ours) == len(theirs) and not recording and torch.equal(ours, theirs)
 
 
 # --- layers

@@ -166,7 +166,7 @@ def beams(
     state, tokens = _begin(model, batch, rules, features, width)
     device = tokens.device
     total = torch.full((count, width), -torch.inf, device=device)
-    total[:, 0] = 0  # all beams are the same text as yet: follow one of them
+    total[:, 0].fill_(0)  # all beams are the same text as yet: follow one of them
     done = torch.zeros(count, width, dtype=torch.bool, device=device)
     first = torch.arange(0, count * width, width, device=device)[:, None]
     allowed, steps = _Allowed(rules), list[_Step]()
@@ -174,7 +174,7 @@ def beams(
         output, state = model.step(state, tokens)
         log_p = allowed(output.prediction, n).unflatten(0, (count, width))
         silent = torch.full_like(log_p, -torch.inf)
-        silent[..., rules.padding] = 0
+        silent[..., rules.padding].fill_(0)
         log_p = torch.where(done[..., None], silent, log_p)
         size = log_p.shape[-1]
         total, chosen = (total[..., None] + log_p).flatten(1).topk(width, dim=-1)
@@ -187,7 +187,7 @@ def beams(
         )
         done = ~there | (token == rules.end)
         tokens = torch.where(there, token, rules.end).flatten()
-        if bool(done.all()):
+        if _ended(done):
             break
         state = state.reorder(rows)
     lengths = (
@@ -289,6 +289,12 @@ def _over(there: Bool[Tensor, " b"], written: int) -> bool:
     if there.is_cuda and (written % ASKED or torch.cuda.is_current_stream_capturing()):
         return False
     return not bool(there.any())
+
+
+def _ended(done: Bool[Tensor, "b w"]) -> bool:
+    """Whether all beams have ended; a card that records is not asked."""
+    recording = done.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not recording and bool(done.all())
 
 
 def _needed(steps: Sequence[_Step]) -> int:

@@ -65,6 +65,13 @@ class Baseline(Enum):
     ALL = "all"
 
 
+class Written(Enum):
+    """How the captions that are rewarded come about: by `chance`, or as the best `beams`."""
+
+    CHANCE = "chance"
+    BEAMS = "beams"
+
+
 class Schedule(Enum):
     """How the rate goes: warm-up and a `cosine`, or `noam`, that of "Attention is all you need"."""
 
@@ -159,7 +166,8 @@ class Learn:
 class Critic:
     """The self-critical stage: `epochs` of it, none by default, each of all training pictures.
 
-    `draws` captions are drawn a picture and rewarded by CIDEr-D.
+    `draws` captions are written a picture and rewarded by CIDEr-D: by chance, as Rennie et al. do,
+    or the best beams, as Cornia et al. do with `baseline=all`. The paper does not say which.
     """
 
     epochs: int = field(default=0, metadata={"low": 0})
@@ -168,6 +176,7 @@ class Critic:
     draws: int = field(default=5, metadata={"low": 1})
     rate: float = 5e-6
     baseline: Baseline = Baseline.GREEDY
+    written: Written = Written.CHANCE
 
     def __post_init__(self) -> None:
         if self.draws < 2 and self.baseline is not Baseline.GREEDY:

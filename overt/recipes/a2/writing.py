@@ -11,9 +11,16 @@ import torch
 
 from overt.data.batch import Batch
 from overt.models.captioning.captioner import Memory
-from overt.models.captioning.decoding import Rules, Texts, greedy, sample, sample_beside_greedy
+from overt.models.captioning.decoding import (
+    Rules,
+    Texts,
+    beams,
+    greedy,
+    sample,
+    sample_beside_greedy,
+)
 from overt.recipes.a2.networks import Net
-from overt.recipes.a2.recipe import Baseline, Critic
+from overt.recipes.a2.recipe import Baseline, Critic, Written
 from overt.train.recording import Card, Record, Recorder
 
 Write = Callable[[Memory], tuple[Texts, ...]]
@@ -25,8 +32,12 @@ def usual(model: Net, rules: Rules) -> Write:
 
 
 def drawing(model: Net, critic: Critic, rules: Rules) -> Write:
-    """Captions by chance; before them, where they are the baseline, the greedy ones."""
-    draws = critic.draws
+    """Captions by chance or by beams; before them, where they are the baseline, the greedy ones."""
+    draws, against_greedy = critic.draws, critic.baseline is Baseline.GREEDY
+
+    def best(memory: Memory) -> tuple[Texts, ...]:
+        found = beams(model, _about(memory), draws, rules, memory)
+        return (*usual(model, rules)(memory), found) if against_greedy else (found,)
 
     def beside(memory: Memory) -> tuple[Texts, ...]:
         drawn, alone = sample_beside_greedy(model, _about(memory), draws, rules, memory)
@@ -35,7 +46,9 @@ def drawing(model: Net, critic: Critic, rules: Rules) -> Write:
     def by_chance(memory: Memory) -> tuple[Texts, ...]:
         return (sample(model, _about(memory), draws, rules=rules, features=memory),)
 
-    return beside if critic.baseline is Baseline.GREEDY else by_chance
+    if critic.written is Written.BEAMS:
+        return best
+    return beside if against_greedy else by_chance
 
 
 def _about(memory: Memory) -> Batch:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from overt.data.vocabulary import BEGIN, END
+from overt.models.captioning import captioner as captioning
 from overt.models.captioning import decoding
 from overt.models.captioning.decoding import (
     Rules,
@@ -182,6 +183,38 @@ def test_tokens_after_the_last_end_are_left_out(monkeypatch):
     monkeypatch.setattr(decoding, "_over", over)
     found = greedy(Copier(gain=40.0), batch)
     assert asked == [1, 2, 3, 4, 5] and torch.equal(found.tokens, tokens)
+
+
+class Hasty(nn.Module):
+    """Another decoder, in a hurry to end."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.encode, self.start = model, model.encode, model.start
+
+    def step(self, state, tokens):
+        output, state = self.model.step(state, tokens)
+        sooner = output.prediction.clone()
+        sooner[:, END] += 6
+        return replace(output, prediction=sooner), state
+
+
+@torch.no_grad()
+def test_beams_of_a_card_that_records_are_the_same_texts(monkeypatch):
+    """It is not asked whether all have ended, nor whose rows are whose: texts are padded."""
+    model, batch, rules = Hasty(captioner(seed=5)), region_batch(), replace(RULES, longest=9)
+    plain = beams(model, batch, 3, rules)
+    for place, name in ((decoding, "_ended"), (captioning, "_same")):
+        monkeypatch.setattr(place, name, lambda *_: False)
+    whole = beams(model, batch, 3, rules)
+    width = plain.tokens.shape[1]
+    assert width < whole.tokens.shape[1] == rules.longest
+    assert not whole.mask[:, width:].any()
+    for name in ("tokens", "mask", "log_probabilities"):
+        torch.testing.assert_close(getattr(whole, name)[:, :width], getattr(plain, name))
+    torch.testing.assert_close(
+        whole.attention[0].weights[:, :, :, :width], plain.attention[0].weights
+    )
 
 
 def test_draws_of_a_sample_stand_together():

@@ -25,7 +25,7 @@ from overt.recipes.a2.building import (
 )
 from overt.recipes.a2.data import Parts, one_each, scenes
 from overt.recipes.a2.networks import AlignedCaptioner, network
-from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic
+from overt.recipes.a2.recipe import A2Recipe, Baseline, Critic, Written
 from overt.recipes.a2.rewarding import Clock, Reward
 from overt.recipes.recipe import Context
 from overt.supervise.perturb import CAPTIONER, MASKS
@@ -140,14 +140,17 @@ def test_what_decay_has_come_to_is_said_ahead_of_a_step(tmp_path: Path):
     assert float(elapsed) == pytest.approx(ELAPSED * 2 / 3)  # ahead of the last of three steps
 
 
+@pytest.mark.parametrize("written", list(Written))
 @pytest.mark.parametrize("baseline", list(Baseline))
-def test_a_critical_step_pushes_by_reward_less_baseline(parts: Parts, baseline: Baseline) -> None:
+def test_a_critical_step_pushes_by_reward_less_baseline(
+    parts: Parts, baseline: Baseline, written: Written
+) -> None:
     recipe = made()
     model = net(recipe, parts).eval()
     clock = Clock()
     clock.step()
     judge = Reward(parts.train, clock)
-    critic = replace(Critic(), draws=3, baseline=baseline)
+    critic = replace(Critic(), draws=3, baseline=baseline, written=written)
     batch = parts.train.batch([1, 4])
     torch.manual_seed(5)
     found = critical(model, batch, judge, critic, RULES)

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from overt.errors import BadInput
-from overt.models.captioning import decoding
+from overt.models.captioning import captioner, decoding
 from overt.models.captioning.captioner import Memory
-from overt.models.captioning.decoding import Rules, Texts, greedy, sample
+from overt.models.captioning.decoding import Rules, Texts, beams, greedy, sample
 from overt.recipes import find, settings
 from overt.recipes.a2 import recipe as a2
 from overt.recipes.a2.building import encoded
 from overt.recipes.a2.data import Parts, scenes
 from overt.recipes.a2.networks import network
-from overt.recipes.a2.recipe import Baseline, Critic
+from overt.recipes.a2.recipe import Baseline, Critic, Written
 from overt.recipes.a2.writing import drawing, recorded, usual
 from tests.recipes.a2.small import SETS, without_numbers
 
@@ -68,6 +68,18 @@ def test_a_greedy_baseline_stands_before_what_is_drawn(parts: Parts):
         alone, drawn = drawing(model, critic, RULES)(memory(model, parts, 0, 2))
         same(alone, greedy(model, parts.train.pictures([0, 2]), RULES))
     assert len(drawn) == 6
+
+
+@pytest.mark.parametrize("baseline", list(Baseline))
+def test_what_is_rewarded_may_be_beams(parts: Parts, baseline: Baseline):
+    model, pictures = net(parts), parts.train.pictures([0, 2])
+    critic = replace(Critic(), draws=3, baseline=baseline, written=Written.BEAMS)
+    with torch.no_grad():
+        *alone, ours = drawing(model, critic, RULES)(memory(model, parts, 0, 2))
+        same(ours, beams(model, pictures, 3, RULES))
+        assert len(alone) == (baseline is Baseline.GREEDY)
+        for one in alone:
+            same(one, greedy(model, pictures, RULES))
 
 
 class Tape:
@@ -127,9 +139,12 @@ def test_no_token_waits_for_the_device(
 ) -> None:
     """On tensors without numbers, every look at one would raise."""
     without_numbers(monkeypatch)
-    monkeypatch.setattr(decoding, "_over", lambda *_: False)
+    for place, name in ((decoding, "_over"), (decoding, "_ended"), (captioner, "_same")):
+        monkeypatch.setattr(place, name, lambda *_: False)
     model = net(parts, label).to("meta")
+    best = replace(Critic(), baseline=Baseline.ALL, written=Written.BEAMS)
+    ways = [usual(model, Rules(2)), *(drawing(model, one, Rules(2)) for one in (Critic(), best))]
     with torch.no_grad():
         given = encoded(model, parts.train.batch([0, 1]).to("meta"), each=5)
-        for write in (usual(model, Rules(2)), drawing(model, Critic(), Rules(2))):
+        for write in ways:
             assert all(one.tokens.is_meta for one in write(given))
