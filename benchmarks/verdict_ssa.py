@@ -62,6 +62,8 @@ CONTROLS = {
 }
 UNSEEN = (3, 4, 5)  # seeds of scenes on which agreement by pointing was asked for
 WANTED = 3  # losses that should raise agreement
+ASKED = (range(10, 20), range(20, 30))  # seeds on which removal by the mask token was asked for
+FEWEST = 5  # seeds of a comparison that gets a verdict there
 
 
 @dataclass(frozen=True)
@@ -219,20 +221,38 @@ def gains(kept: Kept, before: str) -> dict[str, list[float]]:
 
 
 def rests(kept: Kept, before: str) -> None:
-    """Do answers rest more on what is attended to, when the words are written over? New seeds."""
+    """Do answers rest more on what is attended to, when the words are written over? New seeds.
+
+    Asked twice: the first time a row was missing. Then of losses that see no pairs, whether it is
+    the map or only how sharp it is.
+    """
     name = "deletion_overwritten"
-    found = {
-        other: kept.minus(f"{before}mse", before + other, name)
-        for other in (OWN, PLACEBO["mse"], "none")
-    }
-    if any(found.values()):
+    for among in ASKED:
+        found = {
+            other: kept.minus(f"{before}mse", before + other, name, among)
+            for other in (OWN, PLACEBO["mse"], "none")
+        }
+        if not any(found.values()):
+            continue
+        print(f"    {name}, seeds {among[0]} to {among[-1]} alone")
         for other, one in found.items():
-            print(f"    {name}, {before}mse over {before}{other}: {said(one)}")
-        shown = helps(found[OWN], found[PLACEBO["mse"]])
-        print(f"    answers rest more on what is attended to: {shown}")
-        for loss in ("coral", "mmd", "adversarial"):  # no rule before them
-            beside = kept.minus(before + loss, f"{before}none", name)
-            print(f"    {name}, {before}{loss} over {before}none: {numbers(beside)}")
+            print(f"      {before}mse over {before}{other}: {enough(one)}")
+        both = [found[OWN], found[PLACEBO["mse"]]]
+        shown = "cannot be said"
+        if all(one is not None and one[1] >= FEWEST for one in both):
+            shown = "shown" if all(one is not None and one[0].low > 0 for one in both) else "no"
+        print(f"      answers rest more on what is attended to: {shown}")
+        for loss in ("coral", "mmd", "adversarial"):  # over none: no rule before them
+            row, placebo = before + loss, before + PLACEBO[loss]
+            beside = kept.minus(row, f"{before}none", name, among)
+            print(f"      {row} over {before}none: {numbers(beside)}")
+            map_alone = kept.minus(row, placebo, name, among)
+            print(f"      the map or its sharpness, {row} over {placebo}: {enough(map_alone)}")
+
+
+def enough(found: tuple[Interval, int] | None) -> str:
+    """A difference, with a verdict where it has the seeds that the rule asks for."""
+    return numbers(found) if found is None or found[1] < FEWEST else said(found)
 
 
 def ranks(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float:

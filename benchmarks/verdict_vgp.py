@@ -32,6 +32,12 @@ SHOWN = (
 TASKS = ("identification", "answers", "located_detected", "located_true")
 PLACEBOS = ("direct-shuffled", "direct-random", "direct-uniform")
 COMPARED = ("none", "indirect", "direct", "semi-direct")
+PAIRS = (  # ways on photos, beside each other
+    *(("semi-direct", "none"), ("direct", "semi-direct"), ("indirect", "none")),
+    *(("direct", "indirect"), ("chosen-heads", "direct"), ("indirect", "indirect-slip")),
+    *(("direct-shuffled", "none"), ("direct-random", "none"), ("direct-uniform", "none")),
+)
+FEWEST = 3  # seeds of a row on photos that gets a verdict
 GOAL, TIMES = 0.8, 2.0
 COST = {164: 1.10, 512: 1.05}
 
@@ -272,6 +278,33 @@ def photos(kept: Kept) -> list[str]:
     return lines
 
 
+def in_full(kept: Kept) -> list[str]:
+    """Photos with the whole network: placebos, ways beside each other, heads, and the slip."""
+    lines = []
+    for name in ("grounding_accuracy", "identification"):
+        plain = kept.minus("direct", "none", name)
+        ran = [row for row in PLACEBOS if row in kept.rows() and len(kept.seeds(row)) >= FEWEST]
+        over = {row: kept.minus("direct", row, name) for row in ran}
+        verdict = "not shown to help"
+        if len(kept.seeds("direct", "none")) < FEWEST:
+            verdict = "too few seeds"
+        elif below(plain):
+            verdict = "it harms"
+        elif above(plain):
+            shown = "direct-shuffled" in over and all(map(above, over.values()))
+            verdict = "shown" if shown else "the loss does it, the target is not shown to"
+        said = ", ".join(f"{row} {told(one)}" for row, one in over.items())
+        lines.append(f"photos, {name}: direct over none {told(plain)}; over {said}: {verdict}")
+        for one, other in PAIRS:
+            found = kept.minus(one, other, name)
+            few = len(kept.seeds(one, other)) < FEWEST
+            sure = "above" if above(found) else "below" if below(found) else "undecided"
+            lines.append(
+                f"  {one} minus {other}, {name}: {told(found)}: {'too few seeds' if few else sure}"
+            )
+    return lines
+
+
 def cost(path: Path) -> list[str]:
     """Rule 8: a step on a card, supervised over plain, time and memory; recorded if it was."""
     rows = json.loads(path.read_text())["sections"]["supervision"]["rows"]
@@ -308,6 +341,8 @@ def main() -> None:
         if (HERE / name / "samples.npz").is_file():
             kept = read(HERE / name)
             print(name, table(kept), *photos(kept), sep="\n")
+            if name == "vgp-entities":
+                print(*in_full(kept), sep="\n")
     if (HERE / "speed" / "h200.json").is_file():
         print(*cost(HERE / "speed" / "h200.json"), sep="\n")
 
