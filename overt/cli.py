@@ -28,6 +28,13 @@ def _plain() -> bool:
     return sys.stdout is None or not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
 
 
+def _examples(*lines: str) -> str:
+    """What stands below the options of a command: lines to copy, one below the other."""
+    if _plain():
+        return "\n".join(["\b", "Examples:", *(f"  $ {line}" for line in lines)])
+    return "\n\n".join(["Examples:", *(f"- `{line}`" for line in lines)])
+
+
 app = typer.Typer(
     name="overt",
     help="Attention you can see and test: learned, supervised, hard, aligned, measured, visible.",
@@ -35,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None if _plain() else "markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sets: which are here, what is wrong with one, how to get it.")
+data_app = typer.Typer(help="Data sets: which are here, what is wrong, how to get one.")
 app.add_typer(data_app, name="data")
 
 
@@ -119,17 +126,27 @@ def _start(
         print(context.get_help())
 
 
-@app.command("list")
+@app.command("list", epilog=_examples("overt list", "overt list scenes-soft", "overt list ltpa-1"))
 def list_(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", autocompletion=_complete_listed)
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A recipe or a table.", autocompletion=_complete_listed
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """List the recipes and tables there are, or all about one: settings, the paper, rows."""
-    from overt.recipes import find, listing, recipes
+    """List recipes and tables, or show one with its settings.
+
+    A recipe is the settings of one training under a name; a table is several of them, its rows.
+    """
+    from overt.recipes import find, listing, recipes, settings
     from overt.recipes.tables import tables
 
+    known = [*recipes(), *tables()]
+    if name is not None and name not in known:
+        offered = settings.offer(name, known)
+        raise BadInput(f"there is no recipe or table {name[:60]!r}; {offered}.")
     table = tables().get(name) if name is not None else None
     alone = table is not None and name not in recipes()
     chosen = None if name is None or alone else find(name)
@@ -177,10 +194,23 @@ def _lists() -> list[tuple[str, list[str], list[list[str]]]]:
     ]
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "overt run scenes-soft --out runs/soft",
+        "overt run scenes-truth --out runs/truth --set supervise.weight=2 --seed 1",
+        "overt run scenes-soft --out runs/soft --resume",
+    )
+)
 def run(
     context: Context,
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", autocompletion=_complete_recipe)],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="Its name; `overt list` has them all.",
+            autocompletion=_complete_recipe,
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The folder of the run; made if it is not there.")],
     seed: Seed = 0,
     device: Device = "auto",
@@ -191,7 +221,10 @@ def run(
         str | None, typer.Option(help="What tables and pages call the run; its recipe's name.")
     ] = None,
 ) -> None:
-    """Train and measure one recipe; writes results.json, samples.npz, checkpoints and a page."""
+    """Train and measure one recipe.
+
+    Writes results.json, samples.npz, checkpoints, the model and report.html into --out.
+    """
     from overt import files
     from overt.recipes import checks, find, folder, settings
 
@@ -225,10 +258,23 @@ def run(
         print(f"\nEverything is in {out}; open {out / 'report.html'} in a browser.")
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "overt table scenes --out runs/scenes --seeds 3",
+        "overt table ssa-1 --out runs/ssa-1 --rows none,mse --seeds 1 --data DATA",
+        "overt table scenes --out runs/scenes --resume",
+    )
+)
 def table(
     context: Context,
-    name: Annotated[str, typer.Argument(metavar="TABLE", autocompletion=_complete_table)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="Its name; `overt list` has them all.",
+            autocompletion=_complete_table,
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The folder of the table, with a folder a run.")],
     rows: Rows = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds a row.")] = 3,
@@ -237,7 +283,10 @@ def table(
     sets: Sets = None,
     resume: Resume = False,
 ) -> None:
-    """Run the rows of a table that are not finished; print ours beside the paper's."""
+    """Run what is missing of a table, and print it beside the paper.
+
+    Rows that are finished are kept as they are, so a table can be filled bit by bit.
+    """
     from overt.recipes import checks
     from overt.recipes.comparison import as_text
     from overt.recipes.tables import find, pick, run_table
@@ -271,7 +320,7 @@ def table(
         )
 
 
-@app.command()
+@app.command(epilog=_examples("overt demo", "overt demo --rows soft-attention --out runs/one"))
 def demo(
     context: Context,
     out: Annotated[Path, typer.Option(help="The folder of the demo.")] = Path("runs/demo"),
@@ -280,7 +329,10 @@ def demo(
     device: Device = "auto",
     data: Data = None,
 ) -> None:
-    """Train small models with and without attention on drawn scenes, and show where they look."""
+    """Train four small models and show where they look.
+
+    With and without attention, on questions about drawn scenes; some minutes on two cores.
+    """
     from overt.recipes import checks, folder
     from overt.recipes import demo as showing
 
@@ -311,7 +363,9 @@ def demo(
     )
 
 
-@app.command()
+@app.command(
+    epilog=_examples("overt report runs/soft", "overt report runs/soft runs/truth --out both.html")
+)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
@@ -319,7 +373,10 @@ def report(
         int, typer.Option(min=1, max=1000, help="How many samples at most are shown.")
     ] = 64,
 ) -> None:
-    """Write one page about a run, or about several that are compared on the same samples."""
+    """Write a page about a run, or about several compared.
+
+    Runs are compared on the same samples. A folder of runs stands for all that are in it.
+    """
     from overt import files
     from overt.recipes import folder
 
@@ -334,12 +391,20 @@ def report(
     print(page.report(target, found, samples))
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "overt look hf:google/vit-base-patch16-224 photo.jpg",
+        "overt look timm:vit_base_patch16_224 photo.jpg --map relevance --out view.png",
+        "overt look hf:openai-community/gpt2 'the cat sat' --layer 3 --query sat",
+    )
+)
 def look(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, hf:NAME or timm:NAME.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A run, a model's folder, hf:NAME or timm:NAME.")
+    ],
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT...", help="A picture, a text in quotes, or one of each."),
+        typer.Argument(metavar="INPUT", help="A picture, a text in quotes, or one of each."),
     ],
     out: Annotated[
         Path, typer.Option(help="The view to write: .html to look around in, .png or .svg.")
@@ -354,11 +419,16 @@ def look(
     ] = None,
     way: Annotated[
         str,
-        typer.Option("--map", help="raw: weights of a layer; rollout: through all of them."),
+        typer.Option(
+            "--map",
+            help="raw: weights of a layer; values: times the length of what they carry; gradient: "
+            "times what raises the answer; rollout, relevance: through all layers; search, "
+            "of a run: attention on the masked input that it is surest on.",
+        ),
     ] = "raw",
     device: Device = "cpu",
 ) -> None:
-    """Show where a model looks: on the picture, in the words, in every layer and head."""
+    """Show where a model looks: in a picture, a text, or both."""
     from overt.recipes import checks, folder, looking
 
     wish = looking.Wish(layer, head, query, way)
@@ -376,22 +446,29 @@ def look(
     print(f"\nThe view is in {out}.")
 
 
-@app.command()
+@app.command(
+    epilog=_examples("overt serve", "overt serve runs/demo hf:google/vit-base-patch16-224")
+)
 def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...",
+            metavar="MODEL",
             help="Runs, folders of runs or models, as `overt look` takes them; else runs/demo.",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Who can ask: this machine alone.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; as it is, only this machine can ask.")
+    ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where; 0 takes one that is free.")
+        int, typer.Option(min=0, max=65535, help="The port; 0 takes one that is free.")
     ] = 8642,
     device: Device = "cpu",
 ) -> None:
-    """Open a page to ask models where they look, and what changes when a part is taken away."""
+    """Open a page to ask models where they look.
+
+    Words and parts of the picture can be taken away there, to see what changes.
+    """
     from overt.recipes import checks
 
     checks.device(device)
@@ -400,7 +477,14 @@ def serve(
     run(models or [], host, port, device, _say)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "overt measure runs/demo/soft-attention",
+        "overt measure hf:google/vit-base-patch16-224 osie --data DATA --limit 100",
+        "overt measure runs/soft --compare runs/truth --out both",
+        "overt measure --list",
+    )
+)
 def measure(
     context: Context,
     model: Annotated[
@@ -443,7 +527,11 @@ def measure(
     device: Device = "cpu",
     data: Data = None,
 ) -> None:
-    """Score attention: against people, by removing parts, beside maps that know nothing."""
+    """Score attention beside controls, and beside people.
+
+    By agreement with what people marked, by what removing parts does, and beside maps that know
+    nothing. The same command goes on where it was stopped.
+    """
     from overt.recipes import checks, measuring
 
     if listed:
@@ -470,7 +558,11 @@ def measure(
     print(f"\nEverything is in {out}; open {out / measuring.PAGE} in a browser.")
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "overt doctor", "overt doctor hf:openai-community/gpt2", "overt doctor --repair runs/soft"
+    )
+)
 def doctor(
     subject: Annotated[
         str | None,
@@ -482,7 +574,11 @@ def doctor(
         typer.Option("--repair", help="Set aside what is broken in RUN; without, only look."),
     ] = False,
 ) -> None:
-    """Say what is here and what is missing, what is wrong with a run, or what a model shows."""
+    """Check this machine, the folder of a run, or a model.
+
+    Of this machine: what is installed and which data sets are here. Of a run: whether it is whole.
+    Of a model: which attention modules it has, and how exactly each of them can be seen.
+    """
     from overt.recipes import checks, opening
     from overt.recipes import doctor as examine
 
@@ -543,7 +639,10 @@ def check_sets(
     ] = None,
     data: Data = None,
 ) -> None:
-    """Look through every file of these data sets (of all that are here) and name what is wrong."""
+    """Look through every file of a data set for what is wrong.
+
+    Without a name, of all that are here.
+    """
     from overt.data import sets
     from overt.recipes import checks
 
@@ -567,7 +666,10 @@ def prepare_sets(
     names: Annotated[list[str], typer.Argument(metavar="SET", autocompletion=_complete_data)],
     data: Data = None,
 ) -> None:
-    """Download data sets, checked and resumable; one that is here and right is kept."""
+    """Download data sets, checked and resumable.
+
+    One that is here and right is kept.
+    """
     from overt.data import sets
     from overt.recipes import folder
 
@@ -580,7 +682,7 @@ def prepare_sets(
 CaptionFiles = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE...", help="Captions: one a line, COCO's annotations, or Karpathy's .json."
+        metavar="FILE", help="Captions: one a line, COCO's annotations, or Karpathy's .json."
     ),
 ]
 CaptionSplit = Annotated[
@@ -603,7 +705,7 @@ def build_vocabulary(
         int | None, typer.Option(min=256, help="So many sub-words in the place of words.")
     ] = None,
 ) -> None:
-    """Build the words that a captioner knows, or sub-words, from files of captions."""
+    """Build a captioner's words, or sub-words, from captions."""
     if pieces is not None and limit is not None:
         raise BadInput("--limit is of words and --pieces of sub-words; give one of them.")
     _readable([*captions, *([] if images is None else [images])])
@@ -635,7 +737,10 @@ def count_frequencies(
     split: CaptionSplit = None,
     images: CaptionImages = None,
 ) -> None:
-    """Count in how many images each n-gram is said: how rare it is to CIDEr-D as a reward."""
+    """Count in how many images each n-gram is said.
+
+    That is how rare it is to CIDEr-D as a reward.
+    """
     _readable([*captions, vocabulary, *([] if images is None else [images])])
 
     from overt.data.vocabulary import load_words
@@ -882,23 +987,23 @@ def _usage(error: Any) -> str:
     return f"{said}; `{path} --help` shows what it takes."
 
 
-# What an install without extras lacks, by the name it is imported under, and who brings it.
-_EXTRAS = {
-    "transformers": "hf",
-    "tokenizers": "hf",
-    "numba": "caption",
-    "fastapi": "serve",
-    "starlette": "serve",
-    "pydantic": "serve",
-    "uvicorn": "serve",
+# What an install without extras lacks, by the name it is imported under, and what pip calls it.
+_PACKAGES = {
+    "transformers": "transformers",
+    "tokenizers": "tokenizers",
+    "numba": "numba",
+    "fastapi": "fastapi",
+    "starlette": "starlette",
+    "pydantic": "pydantic",
+    "uvicorn": "uvicorn",
     "timm": "timm",
     "tensorboard": "tensorboard",
-    "easy_vqa": "data",
-    "scipy": "measure",
-    "sklearn": "measure",
-    "ot": "measure",
-    "anywidget": "notebook",
-    "traitlets": "notebook",
+    "easy_vqa": "easy-vqa",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "ot": "POT",
+    "anywidget": "anywidget",
+    "traitlets": "traitlets",
 }
 
 
@@ -907,7 +1012,7 @@ def _missing(error: BaseException | None) -> str | None:
     while error is not None and not isinstance(error, ModuleNotFoundError):
         error = error.__cause__ if isinstance(error, ImportError) else None
     name = (error.name or "").partition(".")[0] if error is not None else ""
-    return name if name in _EXTRAS else None
+    return name if name in _PACKAGES else None
 
 
 def _verdict(error: BaseException) -> tuple[int, str]:
@@ -930,7 +1035,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
     if isinstance(error, usage):
         return 2, _usage(error)
     if (lacks := _missing(error)) is not None:
-        return 2, f"this needs {lacks}, which is not here; pip install 'overt[{_EXTRAS[lacks]}]'."
+        return 2, f"this needs {lacks}, which is not here; pip install {_PACKAGES[lacks]}."
     said = f"{type(error).__name__}: {error}"[:300]
     if type(error).__name__ == "OutOfMemoryError":
         return 1, f"the device ran out of memory; lower train.batch or model.width ({said})."

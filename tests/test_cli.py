@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from tests import toys
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "numpy", "scipy", "transformers", "accelerate", "matplotlib", "PIL")
-REAL = recipes()
+REAL, TABLES = recipes(), tables.tables()
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -77,6 +78,42 @@ def test_help_is_help(call: Call, args: list[str]) -> None:
     assert code == 0 and "Usage: overt" in out and err == ""
 
 
+@pytest.mark.parametrize("args", [["--help"], ["data", "--help"]])
+def test_every_command_is_told_in_a_line_that_is_not_cut_off(call: Call, args: list[str]) -> None:
+    _, out, _ = call(*args)
+    lines = out.partition("Commands:\n")[2].splitlines()
+    assert len(lines) > 4 and not any(line.endswith("...") for line in lines)
+    assert all(re.fullmatch(r"  [a-z]+ +[A-Z].*[.]", line) for line in lines)
+
+
+def examples() -> list[str]:
+    """The command lines that stand below the options of every command."""
+    found = [one.epilog or "" for one in cli.app.registered_commands]
+    return re.findall(r"^  [$] (.*)$", "\n".join(found), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", examples())
+def test_an_example_can_be_copied(line: str) -> None:
+    from typer.main import get_command
+
+    command: Any = get_command(cli.app)
+    overt, name, *words = shlex.split(line)
+    above = command.make_context(overt, [name, "--help"])
+    given = command.commands[name].make_context(name, words, parent=above).params
+    if name == "run":
+        settings.apply(REAL[given["recipe"]](), given["sets"] or [])
+    elif name == "table":
+        tables.pick(TABLES[given["name"]], cli._split(given["rows"]))
+    elif name == "list" and given["name"] is not None:
+        assert given["name"] in {**REAL, **TABLES}
+
+
+def test_every_command_that_takes_something_has_an_example() -> None:
+    assert {shlex.split(line)[1] for line in examples()} == {
+        one.name or one.callback.__name__ for one in cli.app.registered_commands if one.callback
+    }
+
+
 def test_list_names_every_recipe_and_table(call: Call) -> None:
     code, out, _ = call("list")
     assert code == 0
@@ -101,7 +138,7 @@ def test_the_list_fits_a_screen_and_a_name_tells_the_rest(
 
 def test_a_name_of_nothing_is_refused_in_the_list(call: Call) -> None:
     code, out, err = call("list", "nothing-at-all")
-    assert code == 2 and out == "" and "there is no recipe 'nothing-at-all'" in err
+    assert code == 2 and out == "" and "there is no recipe or table 'nothing-at-all'" in err
 
 
 def test_list_json_is_for_programs(call: Call) -> None:
@@ -409,16 +446,15 @@ def test_every_end_has_its_code_and_one_sentence(
     assert "Traceback" not in err and "\x1b" not in err
 
 
-def test_the_extra_that_brings_a_package_is_named() -> None:
+def test_every_package_of_an_extra_is_known_by_the_name_that_pip_has_for_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     modules = {"scikit-learn": "sklearn", "POT": "ot", "easy-vqa": "easy_vqa"}
-    brought: dict[str, set[str]] = {}
+    brought: dict[str, str] = {}
     for extra, wanted in extras["optional-dependencies"].items():
         for one in wanted if extra not in ("dev", "docs") else ():
             package = re.split("[<>=;]", one)[0]
-            brought.setdefault(modules.get(package, package), set()).add(extra)
-    assert set(cli._EXTRAS) == set(brought)
-    assert all(extra in brought[name] for name, extra in cli._EXTRAS.items())
+            brought[modules.get(package, package)] = package
+    assert brought == cli._PACKAGES
 
 
 def test_a_library_that_says_what_it_lacks_is_understood(
@@ -434,7 +470,7 @@ def test_a_library_that_says_what_it_lacks_is_understood(
     code, _, err = call("run", "toy", "--out", tmp_path / "a")
     assert (code, err) == (
         2,
-        "overt: this needs scipy, which is not here; pip install 'overt[measure]'.\n",
+        "overt: this needs scipy, which is not here; pip install scipy.\n",
     )
 
 

@@ -1,5 +1,6 @@
 """`overt look` and `overt doctor MODEL`: what is printed, what is written, what is refused."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def spoiled(shelf: foreign.Shelf, tmp_path: Path) -> dict[str, Path]:
     ("args", "said"),
     [
         (["look"], "Missing argument 'MODEL'"),
-        (["look", "{bert}"], "Missing argument 'INPUT..."),
+        (["look", "{bert}"], "Missing argument 'INPUT'"),
         (["look", "nowhere", "x"], "'nowhere' is not a folder"),
         (["look", "{empty}", "x"], "holds no model: it has no config.json"),
         (["look", "{pickled}", "x"], "a pickle, which runs code when it is read"),
@@ -143,6 +144,14 @@ def test_bad_input_is_one_sentence_and_exit_2(
     assert code == 2 and said in err, err
     assert err.startswith("overt: ") and err.count("\n") == 1 and "Traceback" not in err
     assert set(tmp_path.rglob("*")) == before  # nothing was written
+
+
+def test_every_map_is_in_the_help(call: Call) -> None:
+    from overt.recipes.seeing import MAPS
+
+    _, out, _ = call("look", "--help")
+    told = out.partition("--map ")[2].partition("--device")[0]
+    assert [name for name in MAPS if not re.search(rf"\b{name}\b", told)] == []
 
 
 @pytest.mark.parametrize("args", [["look", "--help"], ["doctor", "--help"]])

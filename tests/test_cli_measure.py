@@ -90,7 +90,8 @@ def test_the_list_has_every_measure_and_what_it_cannot_say(call: Call) -> None:
     ("args", "said"),
     [
         ([], "name what to measure"),
-        (["nowhere"], "name a data set behind the model"),
+        (["nowhere"], "'nowhere' is not a folder or a file; name a run, a model or maps"),
+        (["{vit}"], "name a data set behind the model"),
         (["nowhere", "{photos}"], "'nowhere' is not a folder"),
         (["{photos}/maps", "osy"], "There is no data set 'osy'"),
         (["{photos}/maps", "osie"], "name the folder that holds osie with --data or OVERT_DATA"),

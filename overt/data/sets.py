@@ -3,6 +3,7 @@
 Light enough for `overt data list` and `overt doctor`: heavy packages are imported when needed.
 """
 
+import difflib
 import importlib.util
 import os
 import re
@@ -79,11 +80,14 @@ def root_of(given: Path | None = None) -> Path:
 
 
 def find(name: str) -> DataSet:
-    """The description of that name; another name is `BadInput` and the sentence lists them all."""
+    """The description of that name; another is `BadInput` with the nearest names, or all."""
     for each in SETS:
         if each.name == name:
             return each
-    raise BadInput(f"There is no data set {name!r}; there are {', '.join(s.name for s in SETS)}.")
+    known = [each.name for each in SETS]
+    near = difflib.get_close_matches(name[:80], known, cutoff=0.5)
+    offer = f"the nearest: {', '.join(near)}" if near else f"there are {', '.join(known)}"
+    raise BadInput(f"There is no data set {name!r}; {offer}.")
 
 
 def present(root: Path) -> tuple[str, ...]:

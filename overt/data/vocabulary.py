@@ -302,7 +302,7 @@ def _tokenizers() -> Any:
         import tokenizers.trainers
     except ImportError as problem:
         raise BadInput(
-            "Sub-words need the library tokenizers: pip install 'overt[hf]', or take words."
+            "Sub-words need the library tokenizers: pip install tokenizers, or take words."
         ) from problem
     return tokenizers
 

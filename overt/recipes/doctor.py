@@ -4,9 +4,11 @@ Each finding is one line. A finding that is `wrong` needs the user; one with adv
 """
 
 import importlib
+import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -60,7 +62,9 @@ def run_folder(path: Path) -> list[Finding]:
 def check_run(path: Path) -> None:
     """Refuse what is neither the folder of a run nor a store of shards."""
     if not path.is_dir():
-        raise BadInput(f"{path} is not a folder; name the folder of a run.")
+        raise BadInput(
+            f"{path} is not a folder; name that of a run or a model, or say hf:NAME or timm:NAME."
+        )
     if not _is_run(path) and not repair.is_store(path):
         raise BadInput(f"{path} holds no run: it has no results.json, log or checkpoints.")
 
@@ -83,23 +87,43 @@ def _packages() -> Iterator[Finding]:
     """What overt needs, then what its extras add, as its own package data lists them."""
     extras: dict[str, list[str]] = {}
     for line in requires("overt") or []:
-        name = line.split(";")[0].strip()
-        for mark in "<>=!~[ (":
-            name = name.split(mark)[0]
+        wanted = line.split(";")[0].replace(" ", "").strip("()")
         extra = line.partition("extra ==")[2].strip(" '\")")
-        extras.setdefault(extra, []).append(name)
-    for name in extras.pop("", []):
-        found = _version(name)
-        if found is None:
-            yield Finding(name, "missing.", f"pip install {name}", wrong=True)
+        if not wanted.startswith("overt["):
+            extras.setdefault(extra, []).append(wanted)
+    for wanted in extras.pop("", []):
+        name, lacks = _lacking(wanted)
+        if lacks:
+            yield Finding(name, f"{lacks}.", f"pip install '{wanted}'", wrong=True)
         else:
-            yield Finding(name, found)
-    for extra, names in sorted(extras.items()):
-        missing = [name for name in names if name != "overt" and _version(name) is None]
-        few = missing if len(missing) <= 4 else [*missing[:3], f"{len(missing) - 3} more"]
-        state = f"{', '.join(few)} not installed" if missing else "installed"
-        advice = f"pip install 'overt[{extra}]' if you want it" if missing else ""
-        yield Finding(f"extra {extra}", state, advice)
+            yield Finding(name, _version(name) or "")
+    for extra, lines in sorted(extras.items()):
+        found = {wanted: _lacking(wanted) for wanted in lines}
+        short = {wanted: f"{name} {lacks}" for wanted, (name, lacks) in found.items() if lacks}
+        told = list(short.values())
+        few = told if len(told) <= 4 else [*told[:3], f"{len(told) - 3} more"]
+        names = " ".join(f"'{wanted}'" for wanted in short)
+        if len(short) > 4:
+            names = f"'.[{extra}]' in the checkout"
+        advice = f"pip install {names} if you want it" if short else ""
+        yield Finding(f"extra {extra}", ", ".join(few) or "installed", advice)
+
+
+def _lacking(wanted: str) -> tuple[str, str]:
+    """The package of a line like `torch>=2.11`, and what is wrong with ours; "" if nothing is."""
+    name, _, least = wanted.partition(">=")
+    found = _version(name)
+    if found is None:
+        return name, "missing"
+    if _numbers(found) < _numbers(least):
+        return name, f"{found} is older than {least}"
+    return name, ""
+
+
+def _numbers(release: str) -> list[int]:
+    """`2.13.0+cpu` as [2, 13, 0]; what is no number ends it."""
+    parts = itertools.takewhile(str.isdecimal, re.split(r"[.+a-z]", release))
+    return [int(part) for part in parts]
 
 
 def _devices() -> Iterator[Finding]:

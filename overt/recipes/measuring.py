@@ -68,6 +68,11 @@ def check(wish: Wish, out: Path, compare: str | None = None) -> None:
     if out.is_dir() and (out / run_folder.RESULTS).exists():
         raise BadInput(f"{out} holds a run; choose another folder for --out.")
     if not is_run(wish.model) and wish.data is None:
+        if not is_model(wish.model) and not Path(wish.model).exists():
+            raise BadInput(
+                f"'{wish.model}' is not a folder or a file; name a run, a model or maps, or say "
+                "hf:NAME or timm:NAME."
+            )
         raise BadInput("name a data set behind the model; `overt data list` shows those there are.")
 
 

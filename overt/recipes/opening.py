@@ -103,7 +103,7 @@ def lacking(folder: Path) -> str | None:
 
 def _from_hub(name: str, say: Callable[[str], None]) -> Path:
     """The newest snapshot of a repository: from the cache, else from the Hub unless it is off."""
-    hub = _needs("huggingface_hub", "hf")
+    hub = _needs("huggingface_hub")
     get = f"`hf download {name}`"
     cache = hub.constants.HF_HUB_CACHE
     missing = f"{name} is not in the cache of Hugging Face models ({cache})"
@@ -137,7 +137,7 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
 
 def _timm_repository(name: str) -> str:
     """The repository of a timm model, whose tag may be left out."""
-    timm = _needs("timm", "timm")
+    timm = _needs("timm")
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name.partition('.')[0][:12]}*")[:3])
         raise BadInput(f"timm has no model '{name}'" + (f"; near it: {near}." if near else "."))
@@ -181,7 +181,7 @@ def open_model(folder: Path, name: str = "") -> Subject:
 
 
 def _open_transformers(folder: Path, config: dict[str, Any], name: str) -> Subject:
-    transformers = _needs("transformers", "hf")
+    transformers = _needs("transformers")
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     if config["model_type"] not in known:
         brought = " brings Python code of its own, which is not run, and" if _code(config) else ""
@@ -260,7 +260,7 @@ def _open_timm(folder: Path, config: dict[str, Any], name: str) -> Subject:
             f"{folder / 'config.json'} asks for weights from elsewhere ({elsewhere[0]}); those "
             "beside it are taken, and no others: remove it from model_args."
         )
-    timm = _needs("timm", "timm")
+    timm = _needs("timm")
     weights = sorted(folder.glob("*.safetensors"))[0]
     with _opening(folder):
         model = timm.create_model(
@@ -308,14 +308,14 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _needs(package: str, extra: str) -> Any:
+def _needs(package: str) -> Any:
     try:
         for part in _PARTS.get(package, ()):  # what these packages do not import by themselves
             importlib.import_module(f"{package}.{part}")
         return importlib.import_module(package)
     except (ImportError, RuntimeError) as error:  # a broken torchvision raises the latter
         raise BadInput(
-            f"{package} cannot be imported ({_reason(error)}); pip install 'overt[{extra}]'."
+            f"{package} cannot be imported ({_reason(error)}); pip install {package}."
         ) from error
 
 

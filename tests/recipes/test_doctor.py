@@ -39,9 +39,29 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch: pytest.M
     known = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda p: None if p in ("rich", "timm") else known(p))
     found = by_name(list(doctor._packages()))
-    assert found["rich"].wrong and found["rich"].advice == "pip install rich"
-    assert found["extra timm"].found == "timm not installed" and not found["extra timm"].wrong
-    assert "pip install 'overt[timm]'" in found["extra timm"].advice
+    assert found["rich"].wrong and found["rich"].advice == "pip install 'rich>=14'"
+    assert found["extra timm"].found == "timm missing" and not found["extra timm"].wrong
+    assert found["extra timm"].advice == "pip install 'timm>=1.0' if you want it"
+
+
+def test_a_package_that_is_too_old_is_named_with_both_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = {"transformers": "4.57.1", "torch": "2.9.0+cpu", "numpy": "2.0.0rc1"}
+    known = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda p: old.get(p) or known(p))
+    found = by_name(list(doctor._packages()))
+    assert found["extra hf"].found == "transformers 4.57.1 is older than 5.0"
+    assert found["extra hf"].advice == "pip install 'transformers>=5.0' if you want it"
+    assert found["torch"].wrong and found["torch"].found == "2.9.0+cpu is older than 2.11."
+    assert not found["numpy"].wrong and found["numpy"].found == "2.0.0rc1"
+
+
+def test_an_extra_that_lacks_much_is_installed_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    found = by_name(list(doctor._packages()))
+    assert found["extra dev"].advice == "pip install '.[dev]' in the checkout if you want it"
+    assert found["extra dev"].found.endswith(" more")
 
 
 def test_a_broken_torch_is_a_finding_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
