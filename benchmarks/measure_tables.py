@@ -16,7 +16,7 @@ from overt.files import write_json
 
 HERE = Path(__file__).parent
 COLUMNS = {  # what is shown, and the names it has in results.json
-    "answer": ("accuracy", "identification"),
+    "answer": ("accuracy", "identification", "cider_d"),
     "pointing": ("pointing",),
     "mass": ("mass_inside", "grounding_mass"),
     "rank correlation": ("rank_correlation",),
@@ -26,10 +26,12 @@ COLUMNS = {  # what is shown, and the names it has in results.json
 WORLDS = {
     "scenes": "questions about scenes, 24,000 to learn from",
     "ssa-scenes": "questions about scenes, 12,000 to learn from (Self Supervision for Attention)",
-    "han-hardened": "Sort-of-CLEVR, questions about drawn shapes (Bootstrapping Hard Attention)",
+    "han-sortclevr": "Sort-of-CLEVR in full (Bootstrapping Hard Attention)",
+    "han-sortclevr-short": "Sort-of-CLEVR, a third of the steps (Bootstrapping Hard Attention)",
     "ltpa-scenes": "the color of the largest thing (Learn To Pay Attention)",
     "vgp-scenes": "captions of scenes, words to regions (grounded supervision)",
-    "a2-scenes": "captions of scenes (Aligning Attention)",
+    "a2-scenes": "captions of scenes in full (Aligning Attention), answer: CIDEr-D",
+    "a2-scenes-short": "captions of scenes, 10 epochs (Aligning Attention), answer: CIDEr-D",
 }
 
 
