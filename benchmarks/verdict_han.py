@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import kept as kept_in
+import numpy as np
 import torch
 from kept import in_points, over
 from torch import Tensor
@@ -29,9 +30,12 @@ KEPT = ("accuracy", "covered", "beyond_chance", "cells_kept")
 STRONG, POINT, MISSED, COLLAPSE = 0.94, 0.01, 0.9, 2.0
 LEARNED = ("gumbel-sum-16", "straight-through-sum-16", "soft-to-hard-sum-16")
 LEVELS = (0.8, 0.9)
-FIGURE_3 = ("rn", "han-rn-fine", "han-rn", "st-rn")
+FIGURE_3 = ("rn", "rn-dropout", "han-rn-fine", "han-rn", "st-rn")
+BASELINES = {"rn": "rn", "rn-dropout": "rn"}  # and the row whose milliseconds a step they have
 OURS, RELATIONAL = "han-rn-fine", "accuracy_relational"
 EACH = 20  # questions of a picture
+GUESSED, BEYOND = 0.358, 0.10  # of scenes by the family of the question; what has to be learned
+MOST_KINDS = 2  # of questions, up to which their accuracies are kept run by run
 STOPPED = ("first.json", "second.json", "third.json")  # steps of questions, then of pictures
 COUNTED, FOUND = 0.64, 0.9  # of relational questions, of those about one thing
 
@@ -52,8 +56,18 @@ class Kept:
 
     def seconds(self, row: str, seed: int, level: float) -> float | None:
         """The steps to a level in seconds of a card that has nothing else to do."""
-        steps = self.steps(row, seed, level)
-        return None if steps is None or row not in self.alone else steps * self.alone[row] / 1000
+        steps, timed = self.steps(row, seed, level), BASELINES.get(row, row)
+        known = steps is not None and timed in self.alone
+        return steps * self.alone[timed] / 1000 if steps is not None and known else None
+
+    def kinds(self) -> dict[str, Tensor]:
+        """Which questions are of which kind: the runs of a table were all asked the same."""
+        found: dict[str, Tensor] = {}
+        for name, values in self.samples.items():
+            kind = name.rpartition("/")[2].removeprefix("accuracy_")
+            if "/accuracy_" in name and kind not in found:
+                found[kind] = ~values.isnan()
+        return found
 
     def has(self, *rows: str) -> bool:
         """Whether there is a run of each of these rows; those that are missing are named."""
@@ -103,6 +117,25 @@ def read(folder: Path) -> Kept | None:
 def wanted(name: str, values: Any) -> Any | None:
     """What the rules ask of questions."""
     return values if name.startswith(KEPT) else None
+
+
+def thinned(folder: Path) -> None:
+    """Leave out of what is kept whatever another array of it tells.
+
+    Where there are many kinds of question, one run says which is of which kind.
+    """
+    with np.load(folder / "samples.npz") as found:
+        arrays = {name: found[name] for name in found.files}
+    runs: dict[str, list[str]] = {}
+    for name in arrays:
+        run, _, what = name.rpartition("/")
+        if what.startswith("accuracy_"):
+            runs.setdefault(run, []).append(name)
+    for run in list(runs)[1:]:
+        if len(runs[run]) > MOST_KINDS:
+            for name in runs[run]:
+                del arrays[name]
+    np.savez_compressed(folder / "samples.npz", **arrays)
 
 
 # --- words
@@ -156,12 +189,19 @@ def _mean(runs: Sequence[Mapping[str, Any]], name: str) -> float:
 
 def sort_of_clevr(kept: Kept) -> None:
     """The rules for the long rows of Sort-of-CLEVR: a quarter of fine cells against all coarse."""
-    for row, what in (("rn", "strong enough a baseline"), (OURS, "must show")):
+    strong = []
+    for row, what in (
+        *((one, "strong enough a baseline") for one in BASELINES),
+        (OURS, "must show"),
+    ):
         print(f"{what}: {row}, {RELATIONAL}")
         if kept.has(row):
             each = kept.means(row, RELATIONAL)
-            enough = "yes" if statistics.fmean(each) >= STRONG else "NO"
-            print(f"  {listed(each)}, mean {statistics.fmean(each):.3f}: {enough}")
+            enough = statistics.fmean(each) >= STRONG
+            strong += [row] if enough and row in BASELINES else []
+            print(
+                f"  {listed(each)}, mean {statistics.fmean(each):.3f}: {'yes' if enough else 'NO'}"
+            )
     if kept.has(OURS) and statistics.fmean(kept.means(OURS, RELATIONAL)) < STRONG:
         found = statistics.fmean(
             run["groups"]["covered"]["relational"]["value"]
@@ -170,9 +210,11 @@ def sort_of_clevr(kept: Kept) -> None:
         )
         missed = "cells are missed" if found < MISSED else "not cells that are missed"
         print(f"  the reason: covered {found:.3f}, {missed}")
-    difference(kept, OURS, "rn", RELATIONAL, "beside it")
-    for level in LEVELS:
-        sooner(kept, level)
+    for row in BASELINES:
+        difference(kept, OURS, row, RELATIONAL, "beside it")
+        for level in LEVELS:
+            sooner(kept, row, level)
+    print(f"so what compares with RN is {'decided' if strong else 'undecided: none is strong'}")
 
 
 def sort_of_clevr_short(kept: Kept) -> None:
@@ -193,17 +235,30 @@ def sort_of_clevr_short(kept: Kept) -> None:
     collapse(kept, "adahan-rn")
 
 
-def sooner(kept: Kept, level: float) -> None:
+def sort_of_clevr_fine(kept: Kept) -> None:
+    """The rule for short rows on fine cells: does the choice listen?"""
+    difference(kept, OURS, "blind-rn", RELATIONAL, "it listens")
+    difference(kept, OURS, "random-rn", RELATIONAL, "the rule is worth something")
+    for other in ("blind-rn", "random-rn"):
+        difference(kept, OURS, other, "accuracy_non_relational", "beside it")
+        difference(kept, OURS, other, "covered", "beside it")
+
+
+def sooner(kept: Kept, other: str, level: float) -> None:
     """Figure 3a: which of two rows is first at a level, by steps and by the seconds they take."""
-    print(f"figure 3a: {level:.0%} of validation, steps and seconds alone on the card")
-    if not kept.has("rn", OURS):
+    print(f"figure 3a, {other}: {level:.0%} of validation, steps and seconds alone on the card")
+    if not kept.has(other, OURS):
         return
     ahead = []
-    for seed in sorted(set(kept.seeds("rn")) & set(kept.seeds(OURS))):
-        steps = [kept.steps(row, seed, level) for row in ("rn", OURS)]
-        taken = [kept.seconds(row, seed, level) for row in ("rn", OURS)]
-        print(f"  seed {seed}: rn, {OURS} {steps} steps, {taken} s")
-        ahead.append(None if None in taken else taken[1] < taken[0])
+    for seed in sorted(set(kept.seeds(other)) & set(kept.seeds(OURS))):
+        steps = [kept.steps(row, seed, level) for row in (other, OURS)]
+        times = [kept.seconds(row, seed, level) for row in (other, OURS)]
+        told = ", ".join("never" if one is None else f"{one:.1f}" for one in times)
+        print(f"  seed {seed}: {other}, {OURS} {steps} steps, {told} s")
+        theirs, ours = times
+        never = theirs is None and ours is not None  # then ours was the sooner one
+        both = theirs is not None and ours is not None and ours < theirs
+        ahead.append(None if theirs is None and ours is None else never or both)
     print(f"  {'not decided' if None in ahead else 'yes' if all(ahead) else 'NO'}")
 
 
@@ -233,8 +288,25 @@ def choosing(kept: Kept, name: str = "accuracy") -> None:
         difference(kept, row, "han-sum-16", name, "learned choices")
 
 
+def families(kept: Kept) -> None:
+    """Differences by kind of question, which decide nothing: there are too many."""
+    for other in ("blind-sum-16", "random-sum-16", "sum"):
+        if not kept.has("han-sum-16", other):
+            continue
+        seeds = sorted(set(kept.seeds("han-sum-16")) & set(kept.seeds(other)))
+        ours, theirs = (kept.each(row, "accuracy", seeds) for row in ("han-sum-16", other))
+        for kind, of in kept.kinds().items():
+            told = in_points(over((ours - theirs)[:, of]))
+            print(f"  {kind}: han-sum-16 minus {other} {told}, no verdict")
+
+
 def scenes(kept: Kept) -> None:
     """The rules for scenes."""
+    print("the networks have learned: sum or san2-pos at least .10 above guessing by family")
+    for row in ("sum", "san2-pos"):
+        if kept.has(row):
+            mean = statistics.fmean(kept.means(row, "accuracy"))
+            print(f"  {row} {mean:.3f}: {'yes' if mean >= GUESSED + BEYOND else 'no'}")
     print("finds what decides: han-sum-16, beyond_chance")
     if kept.has("han-sum-16"):
         found = over(kept.each("han-sum-16", "beyond_chance"))
@@ -242,6 +314,7 @@ def scenes(kept: Kept) -> None:
     for other in ("blind-sum-16", "random-sum-16"):
         difference(kept, "han-sum-16", other, "covered", "finds what decides")
     choosing(kept)
+    families(kept)
 
 
 def daquar(kept: Kept) -> None:
@@ -254,6 +327,7 @@ def daquar(kept: Kept) -> None:
 TABLES = {
     "han-sortclevr": sort_of_clevr,
     "han-sortclevr-short": sort_of_clevr_short,
+    "han-sortclevr-short-fine": sort_of_clevr_fine,
     "han-scenes": scenes,
     "han-scenes-short": scenes,
     "han-easyvqa": choosing,
@@ -303,8 +377,8 @@ def figure(runs: Path, out: Path) -> None:
             label = row if path.parent.name == "seed-0" else None
             right, steps = ([one[name] for one in rows] for name in ("accuracy", "step"))
             seconds = [one["seconds"] for one in rows]
-            if row in alone:
-                seconds = [step * alone[row] / 1000 for step in steps]
+            if BASELINES.get(row, row) in alone:
+                seconds = [step * alone[BASELINES.get(row, row)] / 1000 for step in steps]
             axes.plot(seconds, right, color=f"C{number}", label=label)
     axes.set(xlabel="seconds of training", ylabel="validation accuracy")
     axes.legend()
@@ -319,8 +393,10 @@ def main(words: Sequence[str]) -> None:
             figure(Path(runs), Path(out))
             return
         case [runs, folder]:
-            files = ("results.json", "clock.json")
+            timed = "sortclevr" in folder  # figure 3 is of these
+            files = ("results.json", "clock.json") if timed else ("results.json",)
             kept_in.keep(Path(runs), Path(folder), wanted, files)
+            thinned(Path(folder))
     for name, judge in TABLES.items():
         kept = read(HERE / name)
         print(f"\n== {name}" if kept else f"\n== {name}: nothing is kept")
