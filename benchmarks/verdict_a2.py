@@ -10,6 +10,7 @@ not there, or have fewer than three seeds in common, are missing and decide noth
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,7 @@ from overt.recipes.a2.recipe import FUSIONS
 HERE = Path(__file__).parent
 SETS = ("a2-scenes", "a2-scenes-short", "a2-flickr8k", "a2-flickr8k-short", "a2-scenes-small")
 SWEEPS = ("a2-fig4", "a2-flickr8k-lambda")
+CRITICS = {"a2-scenes-critic": "a2-scenes-short", "a2-flickr8k-critic": "a2-flickr8k"}
 LEAST = 3  # seeds
 SHOWN = ("bleu_4", "meteor", "rouge_l", "cider_d", "greedy_cider_d")
 ASKED = ("cider_d", "rouge_l", "greedy_cider_d", "words")
@@ -56,13 +58,17 @@ class Kept:
         """The difference of two rows over the seeds that both have; None where there is none."""
         return self.apart((one, name), (other, name))
 
-    def apart(self, one: tuple[str, str], other: tuple[str, str]) -> Interval | None:
-        """The difference of two rows, each by a measure of its own."""
-        seeds = [seed for seed in self.seeds(one[0]) if seed in self.seeds(other[0])]
+    def apart(
+        self, one: tuple[str, str], other: tuple[str, str], beside: "Kept | None" = None
+    ) -> Interval | None:
+        """The difference of two rows, each by a measure of its own, the other kept `beside`."""
+        held = (self, beside or self)
+        seeds = [seed for seed in held[0].seeds(one[0]) if seed in held[1].seeds(other[0])]
         keys = [[f"{row}/seed-{seed}/{name}" for seed in seeds] for row, name in (one, other)]
-        if len(seeds) < LEAST or not all(key in self.samples for key in (*keys[0], *keys[1])):
+        pairs = list(zip(held, keys, strict=True))
+        if len(seeds) < LEAST or not all(key in at.samples for at, many in pairs for key in many):
             return None
-        ours, theirs = (torch.stack([self.samples[key] for key in many]) for many in keys)
+        ours, theirs = (torch.stack([at.samples[key] for key in many]) for at, many in pairs)
         there = ~(ours - theirs).isnan().any(dim=0)  # a caption may speak of no region
         return over((ours - theirs)[:, there])
 
@@ -144,6 +150,39 @@ def critics(kept: Kept) -> None:
             print(f"  critic on {row} over critic on none: {verdict(apart)}{_shown(apart)}")
 
 
+def judge_critics(folder: Path, beside: Path) -> None:
+    """Critics beside the captioners they began at, and beside the critic of `none` of before."""
+    print(f"== {folder.name}")
+    if not (folder / "samples.npz").is_file():
+        print("  nothing is kept: nothing is decided")
+        return
+    kept, before = Kept(*kept_in.read(folder)), Kept(*kept_in.read(beside))
+    told(kept)
+    for row in dict.fromkeys(label for label, _ in kept.results):
+        if not row.endswith("-critic"):
+            apart = kept.apart((row, "cider_d"), (row, "cider_d"), before)
+            print(f"  {row} over the same seeds of before: {verdict(apart)}{_shown(apart)}")
+            continue
+        begun = row.removesuffix("-critic").removesuffix("-beams")
+        for name in ("cider_d", "greedy_cider_d", "words"):
+            apart = kept.minus(row, begun, name)
+            scale = " (hundredths)" if name == "words" else ""
+            print(f"  {row} over {begun}, {name}{scale}: {verdict(apart)}{_shown(apart)}")
+        apart = kept.apart((row, "cider_d"), ("none-critic", "cider_d"), before)
+        print(f"  {row} over the critic on none: {verdict(apart)}{_shown(apart)}")
+        clocks = [kept.results[row, seed]["clock"] for seed in kept.seeds(row)]
+        shares = " ".join(f"{100 * one['reward'] / one['critic']:.1f}" for one in clocks)
+        print(f"  {row}, share of the reward beside other runs, in per cent: {shares}")
+
+
+def told(kept: Kept) -> None:
+    """Means over seeds of the measures of captions, a line a row."""
+    for row in dict.fromkeys(label for label, _ in kept.results):
+        numbers = {name: kept.mean(row, name) for name in SHOWN}
+        shown = ", ".join(f"{name} {100 * one:.1f}" for name, one in numbers.items())
+        print(f"  {row}, seeds {kept.seeds(row)}: {shown}")
+
+
 def judge(folder: Path) -> None:
     """Every rule on one set."""
     print(f"== {folder.name}")
@@ -151,10 +190,7 @@ def judge(folder: Path) -> None:
         print("  nothing is kept: nothing is decided")
         return
     kept = Kept(*kept_in.read(folder))
-    for row in dict.fromkeys(label for label, _ in kept.results):
-        numbers = {name: kept.mean(row, name) for name in SHOWN}
-        shown = ", ".join(f"{name} {100 * one:.1f}" for name, one in numbers.items())
-        print(f"  {row}, seeds {kept.seeds(row)}: {shown}")
+    told(kept)
     if folder.name == "a2-flickr8k" and kept.seeds("none"):
         bleu, cider = kept.mean("none", "bleu_4"), kept.mean("none", "cider_d")
         met = "reached" if bleu >= BLEU and cider >= CIDER else "NOT reached"
@@ -186,6 +222,25 @@ def looked(runs: Path, folder: Path) -> None:
     np.savez_compressed(folder / "samples.npz", **arrays)
 
 
+def said(runs: Path, folder: Path) -> None:
+    """Keep how many different captions each run wrote, and the ones it wrote most often."""
+    found: dict[str, Any] = {}
+    for path in sorted(runs.glob("*/seed-*/samples.npz")):
+        if json.loads((path.parent / "results.json").read_text())["status"] != "done":
+            continue
+        with np.load(path) as samples:
+            texts = {"beams": samples["prediction"], "greedy": samples["greedy_prediction"]}
+            found[f"{path.parent.parent.name}/{path.parent.name}"] = {
+                way: {"different": len(set(many.tolist())), "often": _often(many.tolist())}
+                for way, many in texts.items()
+            }
+    (folder / "said.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _often(texts: list[str]) -> dict[str, int]:
+    return dict(Counter(texts).most_common(3))
+
+
 def _shown(found: Interval | None) -> str:
     return "" if found is None else f", {in_points(found)}"
 
@@ -196,8 +251,12 @@ def main() -> None:
         runs, folder = map(Path, sys.argv[1:])
         kept_in.keep(runs, folder, lambda name, values: values if name in ASKED else None)
         looked(runs, folder)
+        if folder.name in CRITICS:
+            said(runs, folder)
     for name in SETS:
         judge(HERE / name)
+    for name, beside in CRITICS.items():
+        judge_critics(HERE / name, HERE / beside)
     for name in SWEEPS:
         sweep(HERE / name)
 

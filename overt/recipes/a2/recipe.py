@@ -225,6 +225,7 @@ NAMES = {"a2-flickr8k": Files.FLICKR8K, "a2-coco": Files.COCO}
 FUSIONS = ("none", "moving-average", "max", "decay", "gate")  # worst to best, in the paper
 PLACEBOS = ("random", "shuffled", "constant", "free")
 PRESETS = {"paper": 0.035, "lu2021": 0.03}  # with lambda as stated, for norms and not for means
+OF_BEAMS = ("critic.written=beams", "critic.baseline=all")  # a critic as Cornia et al. have it
 PENALTIES = (0.001, 0.003, 0.01, 0.035, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of figure 4
 
 

@@ -2,8 +2,8 @@
 
 Tables 1 and 3 are of COCO and stand as they are in the paper; Table 2 is of a server. Scenes and
 Flickr8k have one table each with every fusion, placebos of the gate, both presets, and rows that
-go on with the critic. A row with the critic begins at the captioner of the row without it, once
-that is finished in the same folder.
+go on with the critic, of captions that are drawn or of beams. A row with the critic begins at the
+captioner of the row without it, once that is finished in the same folder.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,7 +46,11 @@ def tables() -> tuple[Table, ...]:
         Table(
             "a2-scenes",
             "Captions of scenes: the fusions, placebos, the critic, and where words look.",
-            (*_rows(a2.rows(), a2.a2_scenes), *_critics(a2.FUSIONS, a2.a2_scenes)),
+            (
+                *_rows(a2.rows(), a2.a2_scenes),
+                *_critics(a2.FUSIONS, a2.a2_scenes),
+                *_critics_of_beams(("none", "gate"), a2.a2_scenes),
+            ),
             (*WRITTEN, *GREEDY, *TRUTH, *MASKS, *LOOKED, *COST),
         ),
         Table(
@@ -62,7 +66,11 @@ def tables() -> tuple[Table, ...]:
         Table(
             "a2-flickr8k",
             "Captions of Flickr8k: the fusions, placebos and the critic.",
-            (*_rows(a2.rows(), a2.a2_flickr8k), *_critics(a2.FUSIONS, a2.a2_flickr8k)),
+            (
+                *_rows(a2.rows(), a2.a2_flickr8k),
+                *_critics(a2.FUSIONS, a2.a2_flickr8k),
+                *_critics_of_beams(("none", "gate"), a2.a2_flickr8k),
+            ),
             (*WRITTEN, *GREEDY, *MASKS, *LOOKED, *COST),
         ),
     )
@@ -75,3 +83,11 @@ def _rows(labels: Iterable[str], make: Callable[[], A2Recipe], home: str = "") -
 def _critics(labels: Iterable[str], make: Callable[[], A2Recipe]) -> tuple[Row, ...]:
     epochs = EPOCHS[make().name]
     return tuple(Row(f"{label}-critic", make, a2.critical(label, epochs)) for label in labels)
+
+
+def _critics_of_beams(labels: Iterable[str], make: Callable[[], A2Recipe]) -> tuple[Row, ...]:
+    epochs = EPOCHS[make().name]
+    return tuple(
+        Row(f"{label}-beams-critic", make, (*a2.critical(label, epochs), *a2.OF_BEAMS))
+        for label in labels
+    )

@@ -1,11 +1,12 @@
 """The tables of the aligned captioner, and that smoke versions can be filled."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from overt.recipes import tables
-from overt.recipes.a2.recipe import FUSIONS
+from overt.recipes.a2.recipe import FUSIONS, A2Recipe, Baseline, Critic, Written
 from overt.recipes.tables import run_table
 from tests.recipes.a2.small import SETS
 
@@ -24,6 +25,18 @@ def test_rows_of_the_paper_have_its_numbers():
     assert [row.label for row in tables.find("a2-3").rows] == list(FUSIONS)
     homes = {row.label: row.home for row in tables.find("a2-1").rows}
     assert homes == {"none": "a2-3", "gate": "a2-3", "none-critic": "", "gate-critic": ""}
+
+
+def test_critics_of_beams_hold_them_against_their_mean():
+    for name in ("a2-scenes", "a2-flickr8k"):
+        rows = [row for row in tables.find(name).rows if row.label.endswith("-beams-critic")]
+        assert [row.label for row in rows] == ["none-beams-critic", "gate-beams-critic"]
+        for row in rows:
+            recipe = tables.made(row, [])
+            assert isinstance(recipe, A2Recipe)
+            assert recipe.critic == replace(
+                Critic(rate=1e-4), epochs=6, written=Written.BEAMS, baseline=Baseline.ALL
+            )
 
 
 @pytest.mark.long
