@@ -74,7 +74,7 @@ class Sizes:
 
 
 TINY = Sizes(width=24, heads=2, inner=48, epochs=1, tuning=1, batch=64, pictures=256)
-PART = Sizes(epochs=80, tuning=4, pictures=19_456, asked=4_096)
+PART = Sizes(epochs=80, tuning=4, pictures=18_432, asked=4_096)
 SMALL = Sizes(width=64, heads=2, inner=128, epochs=12, tuning=1, batch=64, pictures=3000)
 
 
@@ -477,7 +477,9 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", action="store_true", help="a trial of a minute on a CPU")
     size.add_argument("--small", action="store_true", help="a quarter of an hour a seed on a core")
-    size.add_argument("--part", action="store_true", help="two fifths of the pictures, for longer")
+    size.add_argument(
+        "--part", action="store_true", help="a good third of the pictures, for longer"
+    )
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     chosen = ((given.tiny, TINY), (given.small, SMALL), (given.part, PART))
