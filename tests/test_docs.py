@@ -215,3 +215,62 @@ def test_what_code_printed_is_told_from_code(build: ModuleType, project: Path) -
     page = (project / "site/docs/guide.html").read_text()
     assert '<pre class="printed" aria-label="printed"><code>&lt;\n</code></pre>' in page
     assert "print('<')" in words_of(page) and '<span class="' in page
+
+
+# --- docs/checked.md: whom each number is held to
+
+
+LIBRARIES = {  # as the page calls it: the name that pip has, and what is imported
+    "BertViz": ("bertviz", "bertviz"),
+    "Captum": ("captum", "captum"),
+    "networkx": ("networkx", "networkx"),
+    "POT": ("pot", "ot"),
+    "pycocoevalcap": ("pycocoevalcap", "pycocoevalcap"),
+    "pycocotools": ("pycocotools", "pycocotools"),
+    "pytorch-grad-cam": ("grad-cam", "pytorch_grad_cam"),
+    "Quantus": ("quantus", "quantus"),
+    "scikit-image": ("scikit-image", "skimage"),
+    "scikit-learn": ("scikit-learn", "sklearn"),
+    "SciPy": ("scipy", "scipy"),
+    "timm": ("timm", "timm"),
+    "torchmetrics": ("torchmetrics", "torchmetrics"),
+    "transformers": ("transformers", "transformers"),
+}
+
+
+def checks() -> list[list[str]]:
+    """The rows of the page's tables, a list of cells each."""
+    page = (ROOT / "docs" / "checked.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_versions_on_the_page_are_those_that_are_installed_for_tests() -> None:
+    pins = (ROOT / "constraints.txt").read_text() + (ROOT / "Makefile").read_text()
+    named = {re.sub(r"\[(.*)\].*", r"\1", row[0]): row[1] for row in checks() if len(row) == 3}
+    assert named.pop("library") == "version"
+    assert set(named) == set(LIBRARIES)
+    for library, version in named.items():
+        pin = f"{LIBRARIES[library][0]}=={version}"
+        assert re.search(rf"(?m)(?:^|\s){re.escape(pin)}(?:\s|$)", pins), (
+            f"{pin} is not what is pinned"
+        )
+
+
+@pytest.mark.parametrize("row", [row for row in checks() if row[-1].startswith("tests/")])
+def test_the_test_that_a_row_names_asks_the_library_that_it_names(row: list[str]) -> None:
+    import overt.measure
+    import overt.supervise
+
+    what, whom, _, place = row
+    asked = (ROOT / place).read_text()
+    for helper in re.findall(r"tests[./]parity[./](\w+)", asked):  # run in a process of its own
+        asked += (ROOT / "tests" / "parity" / f"{helper}.py").read_text()
+    named = [name for name in LIBRARIES if name in whom]
+    assert named or "published" in whom, f"{whom} is none of the libraries of the page"
+    for name in named:
+        assert LIBRARIES[name][1] in asked, f"{place} does not ask {name}"
+    for function in re.findall(r"`(?:[A-Z]\w+|[a-z_]+)`", whom):
+        assert function.strip("`") in asked, f"{place} does not call {function}"
+    for room, name in re.findall(r"`(measure|supervise)[.](\w+)`", what):
+        assert hasattr(getattr(overt, room), name), f"{room}.{name} is not there"

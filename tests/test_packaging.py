@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -217,3 +218,19 @@ def test_every_make_target_says_what_it_does() -> None:
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in "demo test test-long lint bench docs clean help".split():
         assert re.search(rf"^{target} +\S+", done.stdout, re.MULTILINE), target
+
+
+# --- citation -------------------------------------------------------------------------------
+
+
+def test_the_citation_names_the_five_papers_each_with_its_page() -> None:
+    """As version 1.2.0 of the Citation File Format wants it."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert cited["license"] == PROJECT["license"]
+    papers = cited["references"]
+    assert [Path(paper["notes"]).stem for paper in papers] == ["ltpa", "ssa", "han", "vgp", "a2"]
+    for paper in papers:
+        page = (ROOT / paper["notes"]).read_text()
+        families = [author["family-names"] for author in paper["authors"]]
+        assert str(paper["year"]) in page and families[0] in page and families[-1] in page
