@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from overt.data.asked import Look
     from overt.data.batch import Batch
     from overt.data.caltech import caltech101, caltech256
-    from overt.data.captions import Captions, flickr8k, karpathy
+    from overt.data.captions import Captions, flickr8k, flickr30k, karpathy
     from overt.data.cifar import Cifar10, Cifar100
     from overt.data.clevr import Clevr
     from overt.data.coco import coco_boxes, coco_objects
@@ -107,6 +107,7 @@ __all__ = [
     "crop_and_flip",
     "event8",
     "flickr8k",
+    "flickr30k",
     "flickr30k_phrases",
     "karpathy",
     "open_image",
@@ -135,7 +136,7 @@ _HOMES = {
     "asked": ("Look",),
     "batch": ("Batch",),
     "caltech": ("caltech101", "caltech256"),
-    "captions": ("Captions", "flickr8k", "karpathy"),
+    "captions": ("Captions", "flickr8k", "flickr30k", "karpathy"),
     "cifar": ("Cifar10", "Cifar100"),
     "clevr": ("Clevr",),
     "coco": ("coco_boxes", "coco_objects"),

@@ -230,6 +230,11 @@ def karpathy(
     )
 
 
+def flickr30k(root: Path, split: str = Split.TRAIN) -> Captions:
+    """Flickr30k as parted by Karpathy: 29,000, 1,014 and 1,000 photos with five captions each."""
+    return karpathy(root, split, "flickr30k")
+
+
 def read_tokens(path: Path) -> dict[str, list[str]]:
     """The captions of every photo in a file of `PHOTO#NUMBER<tab>caption`, in order."""
     found: dict[str, list[str]] = {}

@@ -703,10 +703,22 @@ SETS: tuple[DataSet, ...] = (
         page="https://cs.stanford.edu/people/karpathy/deepimagesent/",
         licence="CC BY 4.0; photos belong to their owners",
         how="Put dataset_coco.json (of caption_datasets.zip) below captions/, and the photos of "
-        "COCO 2014 below coco/; dataset_flickr8k.json and dataset_flickr30k.json are read as well.",
+        "COCO 2014 below coco/; dataset_flickr8k.json is read as well.",
         files=_files("captions", "dataset_coco.json"),
         photos=COCO,
         opens=_opens("captions", "karpathy", "train", "val", "test"),
+    ),
+    DataSet(
+        name="flickr30k_captions",
+        what="155,070 captions of 31,014 photos of Flickr30k, in the splits of Karpathy",
+        page="https://cs.stanford.edu/people/karpathy/deepimagesent/",
+        licence="research use; photos belong to their owners",
+        how="Put dataset_flickr30k.json (of caption_datasets.zip) below captions/, and the photos, "
+        "which one asks for at https://hockenmaier.cs.illinois.edu/DenotationGraph, below "
+        "flickr30k_entities/images/.",
+        files=_files("captions", "dataset_flickr30k.json"),
+        photos=(Photos("flickr30k_entities/images", 31_014),),
+        opens=_opens("captions", "flickr30k", "train", "val", "test"),
     ),
     DataSet(
         name="flickr30k_entities",

@@ -48,6 +48,7 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
         vgp.vgp_entities,
         a2.a2_scenes,
         a2.a2_flickr8k,
+        a2.a2_flickr30k,
         a2.a2_coco,
     )
     return {make().name: make for make in every}

@@ -9,6 +9,7 @@ from overt.data.captions import (
     Captions,
     each_photo,
     flickr8k,
+    flickr30k,
     karpathy,
     read_judgements,
     read_tokens,
@@ -120,6 +121,16 @@ def test_karpathy_splits(tmp_path):
     assert test.digest() != train.digest() == karpathy(tmp_path, minimum=1).digest()
     with pytest.raises(Damaged, match=r"val2014/COCO_val2014_000000000003\.jpg is missing"):
         karpathy(tmp_path, "test", look=Look())
+
+
+def test_flickr30k_has_a_file_and_a_folder_of_its_own(tmp_path):
+    image = {"filename": "7.jpg", "split": "test", "sentences": [{"raw": "A dog ."}]}
+    write_karpathy(tmp_path, "flickr30k", [image, {**image, "split": "train"}])
+    found = flickr30k(tmp_path, "test")
+    assert [one.photo for one in found.photos] == ["7.jpg"] and len(found) == 1
+    assert found.batch([0]).ids == ("flickr30k-captions/7.jpg#0",)
+    with pytest.raises(Damaged, match=r"7\.jpg is missing"):
+        karpathy(tmp_path, "test", "flickr30k", look=Look())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from overt.data.asked import Look, gallery, words_of
 from overt.data.batch import Batch
 from overt.data.bottomup import BottomUp, is_bottom_up, photo_number
-from overt.data.captions import FLICKR8K, FOLDERS, Captions, flickr8k, karpathy
+from overt.data.captions import FOLDERS, Captions, flickr8k, karpathy
 from overt.data.features import FeatureCache
 from overt.data.photos import PhotoSet
 from overt.data.scenes.captions import CaptionScenes
@@ -32,6 +32,7 @@ from overt.train import processes
 
 PORTION = 256  # pictures that are read at a time
 HELD = 8 << 30  # bytes of features that are held in memory; of more, a batch is read at a time
+NAMED = {Files.FLICKR8K: "flickr8k", Files.FLICKR30K: "flickr30k", Files.COCO: "coco"}
 CROP = 10  # a region of a scene is seen as so many pixels a side
 
 Seen = Mapping[str, Tensor]  # what a batch has of pictures: features, or pixels and boxes
@@ -377,12 +378,12 @@ def names(captions: Captions, data: Photos) -> list[str]:
 def _read(data: Photos, root: Path, split: str) -> Captions:
     if data.name is Files.FLICKR8K:
         return flickr8k(root, split)
-    return karpathy(root, split, "coco", vocabulary=words_of([]))  # words are counted by ourselves
+    return karpathy(root, split, NAMED[data.name], vocabulary=words_of([]))  # we count words
 
 
 def _opened(data: Photos, root: Path, captions: Captions) -> PhotoSet | None:
     """The photos themselves; none where features were made elsewhere and photos are not there."""
-    folder = root / (f"{FLICKR8K}/Flicker8k_Dataset" if data.name is Files.FLICKR8K else "coco")
+    folder = root / FOLDERS[NAMED[data.name]]
     if not folder.is_dir():
         return None
     wanted = [one.photo for one in captions.photos[: data.limit]]
@@ -435,7 +436,7 @@ def _cells(
     """The cache of a backbone over all photos of a set, made where it is not there yet."""
     from overt.recipes.han import features as kept
 
-    folder = root / FOLDERS["flickr8k" if data.name is Files.FLICKR8K else "coco"]
+    folder = root / FOLDERS[NAMED[data.name]]
     photos = [one.photo for captions in raw for one in captions.photos]
     shown = gallery(raw[0].name, "all", folder, photos, Look((data.size, data.size)))
     return kept.cells_of(shown, data.backbone, data.size, device)

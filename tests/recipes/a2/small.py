@@ -53,20 +53,31 @@ def write_flickr8k(root: Path, photos: int = 12) -> Path:
     return root
 
 
+def write_flickr30k(root: Path, photos: int = 12) -> Path:
+    """Karpathy's file of Flickr30k and its photos; half of them train."""
+    folder = root / "flickr30k_entities/images"
+    folder.mkdir(parents=True)
+    names = [f"{number}.jpg" for number in range(photos)]
+    dice = np.random.default_rng(1)
+    for name in names:
+        pixels = dice.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    _write_karpathy(root, "flickr30k", [{"filename": name} for name in names])
+    return root
+
+
+def _write_karpathy(root: Path, name: str, images: list[dict[str, str]]) -> None:
+    parts = ["train", "restval", "val", "test"]
+    said = {"sentences": [{"raw": text} for text in SAID]}
+    entries = [{**one, "split": parts[at % 4], **said} for at, one in enumerate(images)]
+    (root / "captions").mkdir(parents=True)
+    (root / "captions" / f"dataset_{name}.json").write_text(json.dumps({"images": entries}))
+
+
 def write_coco(root: Path, photos: int = 12) -> Path:
     """Karpathy's file with photos that are not there; gives the folder of bottom-up features."""
-    (root / "captions").mkdir(parents=True)
-    parts = ["train", "restval", "val", "test"]
-    images = [
-        {
-            "filename": f"COCO_val2014_{number:012d}.jpg",
-            "filepath": "val2014",
-            "split": parts[number % 4],
-            "sentences": [{"raw": text} for text in SAID],
-        }
-        for number in range(photos)
-    ]
-    (root / "captions" / "dataset_coco.json").write_text(json.dumps({"images": images}))
+    names = [f"COCO_val2014_{number:012d}.jpg" for number in range(photos)]
+    _write_karpathy(root, "coco", [{"filename": one, "filepath": "val2014"} for one in names])
     folder = root / "bottom-up"
     folder.mkdir()
     write_bottom_up(folder / "karpathy.tsv", range(photos))

@@ -12,6 +12,7 @@ from overt.data import captions as read
 from overt.data import features
 from overt.data.batch import Batch
 from overt.data.features import FeatureCache
+from overt.data.photos import PhotoSet
 from overt.data.scenes.captions import CaptionScenes
 from overt.data.vocabulary import BEGIN, END
 from overt.errors import BadInput
@@ -19,7 +20,8 @@ from overt.measure.captions import caption_words
 from overt.recipes.a2 import data
 from overt.recipes.a2.data import Kept, Read, crops, every, one_each, photos, scenes
 from overt.recipes.a2.recipe import Files, Photos, Scenes
-from tests.recipes.a2.small import SAID, write_coco, write_flickr8k
+from overt.recipes.han import features as kept
+from tests.recipes.a2.small import SAID, write_coco, write_flickr8k, write_flickr30k
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +137,25 @@ def test_coco_is_read_from_the_official_files(tmp_path: Path) -> None:
     assert batch.region_mask.sum(dim=1).tolist() == [2, 3]
     assert batch.features is not None and batch.features.shape == (2, 3, 8)
     assert parts.photos is None and parts.eye.width == 8
+
+
+def test_flickr30k_is_read_in_karpathys_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Photos are found below the folder of Flickr30k, and cells are asked of all of them."""
+    root = write_flickr30k(tmp_path)
+    asked: list[str] = []
+
+    def cells_of(shown: PhotoSet, *_: object) -> FeatureCache:
+        asked.extend(shown.batch(range(len(shown))).ids)
+        return _cells(tmp_path / "cells", asked)
+
+    monkeypatch.setattr(kept, "cells_of", cells_of)
+    parts = photos(Photos(Files.FLICKR30K, minimum=1), root)
+    assert [len(one) for one in (parts.train, parts.val, parts.test)] == [6, 3, 3]
+    assert len(asked) == 12 and set(parts.test.ids) <= set(asked)
+    assert parts.test.references[0] == SAID
+    assert parts.photos is not None and len(parts.photos) == 3
 
 
 def test_a_photo_without_features_is_named(tmp_path: Path) -> None:

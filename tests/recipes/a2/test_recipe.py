@@ -7,7 +7,7 @@ from overt.recipes import find, settings
 from overt.recipes.a2 import recipe as a2
 from overt.recipes.a2.recipe import Align, Critic, Fuse, Masks, Preset
 
-MAKERS = (a2.a2_scenes, a2.a2_flickr8k, a2.a2_coco)
+MAKERS = (a2.a2_scenes, a2.a2_flickr8k, a2.a2_flickr30k, a2.a2_coco)
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make().name)
