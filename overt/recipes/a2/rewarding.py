@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from overt.data.batch import Batch
-from overt.measure.captions.beside import Beside, in_one
+from overt.measure.captions.beside import MOST, Beside, in_one
 from overt.measure.captions.cider import Consensus, Ids
 from overt.recipes.a2.data import Pictures
 from overt.supervise import reward
@@ -69,10 +69,11 @@ def by_comparing(references: Sequence[Sequence[Ids]], device: torch.device) -> J
 
 
 def usual_judge(data: Pictures) -> Judge:
-    """What scores captions of this data, on its device."""
+    """What scores captions of this data: on its card, where there is one and its ids fit there."""
     device = data.tokens.device
-    on_card = device.type == "cuda"
-    return by_comparing(data.texts(), device) if on_card else by_searching(data.texts())
+    if device.type == "cuda" and int(data.tokens.max()) < MOST:
+        return by_comparing(data.texts(), device)
+    return by_searching(data.texts())
 
 
 class Reward:

@@ -1,7 +1,9 @@
 """The reward of self-critical training: the same numbers however they are made."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from torch import Tensor
 
 from overt.data.vocabulary import END
 from overt.measure.captions import Consensus
+from overt.measure.captions.beside import MOST
 from overt.recipes import find, settings
+from overt.recipes.a2 import rewarding
 from overt.recipes.a2.data import Parts, scenes
 from overt.recipes.a2.rewarding import (
     Clock,
@@ -96,3 +100,18 @@ def test_time_that_validation_takes_is_not_the_critics():
         sum(range(10_000))
     clock.step()
     assert 0 <= clock.marks()["critic"] < clock.until - (clock.begun or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "largest", "way"),
+    [("cuda", MOST - 1, "comparing"), ("cuda", MOST, "searching"), ("cpu", 9, "searching")],
+)
+def test_the_usual_judge_compares_on_a_card_where_its_ids_fit(
+    device: str, largest: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On data that only says where it is and how large its ids are."""
+    for name in ("by_comparing", "by_searching"):
+        monkeypatch.setattr(rewarding, name, lambda *given, name=name: name)
+    tokens = SimpleNamespace(device=torch.device(device), max=lambda: torch.tensor(largest))
+    data = SimpleNamespace(tokens=tokens, texts=list)
+    assert inspect.unwrap(usual_judge)(data) == f"by_{way}"
