@@ -20,10 +20,12 @@ from overt.capture import products as capturing
 from overt.capture.derived.rolling import rollout
 from overt.capture.products import costs, products, tap
 from overt.models.adopting.adopted import tie
+from overt.models.hard import card
 from overt.models.hard.ragged import seen_by_all
 from overt.supervise.grounding import bce_log
 from overt.supervise.heads import Gates, any_head
 from tests.capture.encoder import Encoder
+from tests.models.hard import slow
 
 PACKAGE = Path(__file__).resolve().parents[2] / "overt"
 KEYS = 6
@@ -202,6 +204,16 @@ def ragged() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     return (lambda x, y: seen_by_all(x, y, counts, 2, 0.7)), (draw(5, 4), draw(5, 8))
 
 
+def standing() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    kept = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+
+    def run(cells: Tensor, layer: Tensor) -> Tensor:
+        with patch.object(card, "_Look", slow.Look), patch.object(card, "listed", slow.listed):
+            return card.seen_by_all(cells, kept, layer, 2, 0.7)
+
+    return run, (draw(3, 3, 4), draw(8, 4))
+
+
 def tapped() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     rows = torch.tensor([[0, 2], [1, -1]])
 
@@ -240,10 +252,12 @@ def costing() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     return run, (draw(2, 2, 3, 3), draw(2, 2, 4, 3))
 
 
-def travelling(fuse: Any) -> Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+def travelling(
+    fuse: Any, causal: bool = False
+) -> Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     def make() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
         torch.manual_seed(0)
-        model = Encoder(layers=2, width=4, heads=2, groups=2)
+        model = Encoder(layers=2, width=4, heads=2, groups=2, causal=causal)
 
         def run(x: Tensor) -> Tensor:
             with watch(model) as seen:
@@ -258,11 +272,13 @@ def travelling(fuse: Any) -> Callable[[], tuple[Callable[..., Tensor], tuple[Ten
 CHECKED = {
     "overt.models.adopting.adopted._Tie": tied,
     "overt.models.hard.ragged._Seen": ragged,
+    "overt.models.hard.card._Seen": standing,
     "overt.capture.products._Tapped": tapped,
     "overt.capture.products._Products": tapped,
     "overt.capture.products._Costs": costing,
     "overt.capture.derived.rolling._Travel": travelling(torch.amax),
-    "overt.capture.derived.rolling._MeanTravel": travelling(torch.mean),
+    "overt.capture.derived.rolling._MeanTravel": travelling(torch.mean, causal=True),
+    "overt.capture.derived.rolling._BareTravel": travelling(torch.mean),
 }
 
 

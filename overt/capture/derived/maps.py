@@ -131,15 +131,16 @@ def one_hot_rows(
 
 
 def portions(count: int, size: int) -> Iterator[slice]:
-    """The slices that cut `count` rows into portions of at most `size`."""
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
+    """The slices that cut `count` rows into as few portions of at most `size`, about equal."""
+    many = -(-count // size)
+    for number in range(many):
+        yield slice(count * number // many, count * (number + 1) // many)
 
 
 def portion_size(call: Call) -> int:
-    """How many rows of a call are worked on at a time: a few megabytes, more on a GPU."""
+    """How many rows of a call are worked on at a time: a few megabytes, some hundred on a GPU."""
     b, h, _, k = call.shape
-    return max(8, (1 << (20 if device_of(call).type == "cpu" else 25)) // (b * h * k))
+    return max(8, (1 << (20 if device_of(call).type == "cpu" else 26)) // (b * h * k))
 
 
 def device_of(call: Call) -> torch.device:

@@ -128,8 +128,12 @@ def travel(
     if portion is None and call.shape[3] <= FEW:
         known = isinstance(source, Projected) and _in_closed_form(source, mixed)
         return _averaged(state, source, mixed) if known else state @ mixed(call)  # type: ignore[arg-type]
-    if isinstance(source, Projected) and _in_closed_form(source, mixed):
-        found: Tensor = _MeanTravel.apply(state, source.query, source.key, source, mixed, size)
+    if isinstance(source, Projected) and _in_closed_form(source, mixed) and _bare(source):
+        found: Tensor = _BareTravel.apply(
+            state, source.query, source.key, source.scale, mixed, size
+        )
+    elif isinstance(source, Projected) and _in_closed_form(source, mixed):
+        found = _MeanTravel.apply(state, source.query, source.key, source, mixed, size)
     elif not torch.is_grad_enabled():
         found = _sum(state, call, mixed, size)
     elif (
@@ -153,6 +157,11 @@ def _can_repeat(source: Projected) -> bool:
 def _in_closed_form(source: Projected, mixed: Mixed) -> bool:
     usual = mixed.fuse is torch.mean and not mixed.discard
     return usual and source.plain and source.sinks is None and _can_repeat(source)
+
+
+def _bare(source: Projected) -> bool:
+    """Whether every row sees every key, by its product alone."""
+    return source.bias is None and source.allowed is None and not source.causal
 
 
 def _averaged(
@@ -308,6 +317,82 @@ class _MeanTravel(torch.autograd.Function):
             into_key[:, :, keys] += slope.mT @ part
         into_state *= shares[:, None]
         return into_state, into_query, into_key.to(key.dtype), None, None, None
+
+
+class _BareTravel(torch.autograd.Function):
+    """`_MeanTravel` where every row sees every key: nothing of a layer is kept.
+
+    Weights are larger than all else, so that what counts is how often they are gone through: the
+    scale is left to the products, and the sums of softmaxes, which are one, are not asked for.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        state: Tensor,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        mixed: Mixed,
+        size: int,
+    ) -> Any:
+        given = _shared(state, mixed)
+        total = torch.zeros_like(state)
+        h, q = query.shape[1:3]
+        for rows in portions(q, size):
+            weights = _softmaxes(query[:, :, rows], key, scale)
+            spread = (given[..., rows] / h)[:, :, None].expand(-1, -1, h, -1)
+            total.baddbmm_(spread.flatten(2), weights.flatten(1, 2))
+        ctx.save_for_backward(given, query, key)
+        ctx.scale, ctx.mixed, ctx.size = scale, mixed, size
+        return total + given if mixed.residual else total
+
+    @staticmethod
+    @once_differentiable
+    @_outside_autocast
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        given, query, key = ctx.saved_tensors
+        h, g, q = query.shape[1], key.shape[1], query.shape[2]
+        precise = key.to(given.dtype)
+        into_state = gradient.clone() if ctx.mixed.residual else torch.zeros_like(gradient)
+        into_query, into_key = torch.empty_like(query), torch.zeros_like(precise)
+        for rows in portions(q, ctx.size):
+            weights = _softmaxes(query[:, :, rows], key, ctx.scale)
+            met = (weights.flatten(1, 2) @ gradient.mT).unflatten(1, (h, -1))  # b h rows s
+            into_state[..., rows] += met.mean(dim=1).mT
+            gave = given[..., rows].mT * (ctx.scale / h)
+            level = (met * gave[:, None]).sum(dim=-1, keepdim=True)
+            slope = ((gave @ gradient)[:, None] - level).mul_(weights)
+            slope = slope.unflatten(1, (g, -1)).flatten(2, 3)
+            part = query[:, :, rows].to(given.dtype).unflatten(1, (g, -1)).flatten(2, 3)
+            into_query[:, :, rows] = (slope @ precise).reshape(into_query[:, :, rows].shape)
+            into_key += slope.mT @ part
+        return _shared(into_state, ctx.mixed), into_query, into_key.to(key.dtype), *(None,) * 3
+
+
+def _shared(state: Float[Tensor, "b s q"], mixed: Mixed) -> Float[Tensor, "b s q"]:
+    """What of a state goes through a layer whose rows sum to one, half of it where they are mixed.
+
+    Mixed rows of positions that see nothing in any layer are zeros.
+    """
+    if not mixed.residual:
+        return state
+    return state / 2 if mixed.alive is None else state * mixed.alive[:, None].to(state) / 2
+
+
+def _softmaxes(
+    query: Float[Tensor, "b h s d"], key: Float[Tensor, "b g k d"], scale: float
+) -> Float[Tensor, "b h s k"]:
+    """The weights of rows that see all keys; products are scaled as they are written."""
+    b, h, s, d = query.shape
+    g, k = key.shape[1:3]
+    precise = torch.promote_types(query.dtype, torch.float32)
+    with unrounded(query.device):
+        left = query.to(precise).reshape(b * g, -1, d)
+        right = key.to(precise).reshape(b * g, k, d)
+        scores = left.new_empty(b * g, left.shape[1], k)
+        scores.baddbmm_(left, right.mT, beta=0, alpha=scale)  # of what is there nothing is read
+        return scores.view(b, h, s, k).softmax(dim=-1)
 
 
 def _needed(source: Projected, rows: slice) -> slice:

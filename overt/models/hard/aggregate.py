@@ -7,7 +7,8 @@ Work on pairs grows with the square of the cells, so this is where hard attentio
 samples keep unequal numbers of cells, layers run on the kept cells or pairs alone, one after
 another without gaps ("packed"), as soon as filling every sample up to the fullest would add more
 than `SPARE` to the work; below that it is not worth the copying. On a CPU the non-local operator
-fills up nothing at all, where samples keep `FEW` cells or more on average.
+fills up nothing at all, where samples keep `FEW` cells or more on average. On a card it reads kept
+cells where they stand, by kernels of our own (`card`); what they cannot take is filled up there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from overt.errors import BadInput
+from overt.models.hard import card
 from overt.models.hard.ragged import seen_by_all
-from overt.models.hard.selection import Kept, Ragged
+from overt.models.hard.selection import Chosen, Kept, Ragged, Standing
 
 SPARE = 0.1
 FEW = 5  # cells a sample below which a call a sample takes longer than filling samples up
@@ -32,9 +34,7 @@ class Aggregate(Protocol):
 
     width: int
 
-    def __call__(
-        self, kept: Kept | Ragged, question: Float[Tensor, "b e"]
-    ) -> Float[Tensor, "b s"]: ...
+    def __call__(self, kept: Chosen, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]: ...
 
     def flops(self, counts: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
         """The floating-point operations of matrix products for that many cells, a sample."""
@@ -52,7 +52,7 @@ class Sum(nn.Module):
         super().__init__()
         self.width = cell
 
-    def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b d"]:
+    def forward(self, kept: Chosen, question: Float[Tensor, "b e"]) -> Float[Tensor, "b d"]:
         """Cells added up; their scale grows with their number, as in the paper."""
         return _added(kept)
 
@@ -72,11 +72,13 @@ class Mean(nn.Module):
         super().__init__()
         self.width = cell
 
-    def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b d"]:
+    def forward(self, kept: Chosen, question: Float[Tensor, "b e"]) -> Float[Tensor, "b d"]:
         """Cells averaged; zero where a sample has none."""
         total = _added(kept)
         if isinstance(kept, Ragged):
             return total / torch.tensor(kept.counts).clamp_min(1).to(total)[:, None]
+        if isinstance(kept, Standing):
+            return total / kept.kept.sum(dim=1, keepdim=True).clamp_min(1)
         if kept.weights is None:
             return total / kept.values.shape[1]
         return total / kept.weights.sum(dim=1, keepdim=True).clamp_min(1e-9)
@@ -90,9 +92,11 @@ class Mean(nn.Module):
         return {"kind": "mean", "cell": self.width}
 
 
-def _added(kept: Kept | Ragged) -> Float[Tensor, "b d"]:
+def _added(kept: Chosen) -> Float[Tensor, "b d"]:
     if isinstance(kept, Ragged):
         return _summed(kept.packed, kept.owners, len(kept.counts))
+    if isinstance(kept, Standing):
+        return torch.where(kept.kept[..., None], kept.cells, 0).sum(dim=1)
     if kept.weights is None:
         return kept.values.sum(dim=1)
     return (kept.values * kept.weights[..., None]).sum(dim=1)
@@ -131,8 +135,14 @@ class Pairwise(nn.Module):
         self.query_and_key = nn.Linear(cell, 2 * size, bias=False)
         self.value = nn.Linear(cell, size, bias=False)
 
-    def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
+    def forward(self, kept: Chosen, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
         """What all cells saw in all cells, summed over the cells that look."""
+        if isinstance(kept, Standing):
+            layer = self.query_and_key.weight
+            if card.can_look(kept.cells, layer, self.heads):
+                seen = card.seen_by_all(kept.cells, kept.kept, layer, self.heads, self.scale)
+                return self._valued(seen)
+            kept = kept.side_by_side()
         if isinstance(kept, Kept):
             both = self.query_and_key(kept.values)
             return self._looked(kept.values, both, kept.weights)
@@ -144,7 +154,7 @@ class Pairwise(nn.Module):
         return self.filled_up(kept)
 
     def filled_up(self, kept: Ragged) -> Float[Tensor, "b s"]:
-        """The same for unequal samples, each filled up to the fullest: the way of a GPU."""
+        """The same for unequal samples, each filled up to the fullest."""
         if not any(kept.counts):
             return kept.packed.new_zeros(len(kept.counts), self.width) + 0 * kept.packed.sum()
         values = kept.filled(kept.packed)
@@ -169,9 +179,7 @@ class Pairwise(nn.Module):
     def _valued(self, seen: Float[Tensor, "b h c"]) -> Float[Tensor, "b s"]:
         """The values of one mix of cells a head, side by side."""
         values = self.value.weight.unflatten(0, (self.heads, -1))
-        return torch.cat(
-            [nn.functional.linear(seen[:, head], values[head]) for head in range(self.heads)], -1
-        )
+        return torch.bmm(seen.transpose(0, 1), values.mT).transpose(0, 1).flatten(1)
 
     def flops(self, counts: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
         """Queries and keys, their products, the mix of cells, and one value a head."""
@@ -224,8 +232,10 @@ class Relation(nn.Module):
             rest += [nn.Linear(hidden, hidden), nn.ReLU(inplace=True)]
         self.rest = nn.Sequential(*rest)
 
-    def forward(self, kept: Kept | Ragged, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
+    def forward(self, kept: Chosen, question: Float[Tensor, "b e"]) -> Float[Tensor, "b s"]:
         """The network's answers to all pairs, added up; a pair counts as much as both its cells."""
+        if isinstance(kept, Standing):
+            kept = kept.side_by_side()
         if isinstance(kept, Ragged) and _worth_packing(kept.counts, 2):
             return self._over_packed(kept, question)
         if isinstance(kept, Ragged):

@@ -17,9 +17,9 @@ from overt.attention import AttentionMap, Layout
 from overt.errors import BadInput
 from overt.models.hard.aggregate import Aggregate, Sum, aggregate_from
 from overt.models.hard.selection import (
+    Chosen,
     Collect,
     Kept,
-    Ragged,
     Rule,
     Selection,
     gather,
@@ -201,7 +201,7 @@ class HardAttention(nn.Module):
         scores: Float[Tensor, "b k"],
         kept: Bool[Tensor, "b k"],
         known: bool,
-    ) -> Kept | Ragged:
+    ) -> Chosen:
         weigh = self.selection.weigh if self.training else None
         if weigh is not None:
             there = scores.isfinite().any(dim=-1, keepdim=True)

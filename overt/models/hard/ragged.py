@@ -2,7 +2,7 @@
 
 On a CPU the work of filling up, and on what was filled up, takes as long as that on the cells: a
 sample after another is quicker, with the gradient written out. On a GPU it would wait for as many
-small kernels as there are samples, so that there all are filled up (`selection.filled_up`).
+small kernels as there are samples: there `card` has kernels for all samples at once.
 """
 
 from collections.abc import Sequence

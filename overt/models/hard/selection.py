@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.errors import BadInput
+from overt.models.hard import card
 
 Rule = Callable[[Float[Tensor, "b k"]], Bool[Tensor, "b k"]]
 Schedule = Callable[[float], float]
@@ -70,6 +71,8 @@ def keep_above_uniform(
     if temperature <= 0:
         raise ValueError(f"a temperature is above 0, not {temperature}")
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
+    if card.can_choose(scores):
+        return card.above_uniform(scores)
     there = scores.isfinite()
     many = there.sum(dim=-1, keepdim=True).to(scores.dtype).log()
     total = scores.masked_fill(~there, -torch.inf).logsumexp(dim=-1, keepdim=True)
@@ -111,6 +114,8 @@ def keep_gumbel(
 
 def _best(scores: Float[Tensor, "b k"], count: Int[Tensor, "b 1"]) -> Bool[Tensor, "b k"]:
     """The `count` largest of every sample; topk would break ties anyhow, a stable sort does not."""
+    if card.can_choose(scores):
+        return card.best(scores, count)
     there = scores.isfinite()
     order = scores.masked_fill(~there, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     places = torch.arange(scores.shape[1], device=scores.device)
@@ -235,6 +240,25 @@ class Kept:
 
 
 @dataclass(frozen=True, eq=False)
+class Standing:
+    """The kept cells of samples on a card, where they stand among the others.
+
+    Nothing has been moved: whoever aggregates them knows how it wants them. `count` is how many
+    every sample keeps, where that is known.
+    """
+
+    cells: Float[Tensor, "b k d"]
+    kept: Bool[Tensor, "b k"]
+    count: int | None = None
+
+    def side_by_side(self) -> Kept:
+        """The kept cells, each sample filled up to the fullest where they may be unequally many."""
+        if self.count is None:
+            return filled_up(self.cells, self.kept)
+        return Kept(_first(self.cells, self.kept, self.count))
+
+
+@dataclass(frozen=True, eq=False)
 class Ragged:
     """The kept cells of samples that keep unequally many, one after another without gaps.
 
@@ -269,17 +293,22 @@ class Ragged:
         return empty.index_copy(0, places.to(rows.device), rows).unflatten(0, (b, m))
 
 
+Chosen = Kept | Ragged | Standing  # what is aggregated
+
+
 def gather(
     cells: Float[Tensor, "b k d"], kept: Bool[Tensor, "b k"], count: int | None = None
-) -> Kept | Ragged:
+) -> Chosen:
     """The kept cells of each sample in the order in which they stand, and nothing of the others.
 
     `count` is the number kept in every sample, where that is known: then nothing is asked of the
-    device. Else samples may keep unequally many; a card is then given samples that are filled up,
-    because it takes longer to tell it where each cell goes than to work on some too many.
+    device. Else samples may keep unequally many. On a card cells stay where they are, and whoever
+    aggregates them takes them from there.
     """
-    if count is None and not cells.is_cpu:
-        return filled_up(cells, kept)
+    if count is not None and count == cells.shape[1]:
+        return Kept(cells)
+    if not cells.is_cpu:
+        return Standing(cells, kept, count)
     if count is None:
         counts = tuple(kept.sum(dim=-1).tolist())
         if len(set(counts)) != 1 or not counts[0]:
@@ -310,7 +339,10 @@ def _first(
 ) -> Float[Tensor, "b m d"]:
     """So many cells of each sample: the kept ones in their order, then others."""
     b, k = kept.shape
-    rows = kept_first(kept)[:, :count] + k * torch.arange(b, device=kept.device)[:, None]
+    if card.can_list(kept):
+        rows = card.first_rows(kept, count)
+    else:
+        rows = kept_first(kept)[:, :count] + k * torch.arange(b, device=kept.device)[:, None]
     # by rows of one table: several times quicker than torch.gather, which goes number by number
     return cells.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (b, count))
 
@@ -368,7 +400,7 @@ def number_kept(rule: Rule, cells: int) -> int | None:
 
 
 Collect = Callable[
-    [Float[Tensor, "b k d"], Bool[Tensor, "b k"], int | None], Kept | Ragged
+    [Float[Tensor, "b k d"], Bool[Tensor, "b k"], int | None], Chosen
 ]  # `gather` or `masked`
 
 # --- selections on disk

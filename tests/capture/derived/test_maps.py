@@ -52,10 +52,15 @@ def test_rows_that_are_not_there_are_named(rows: Tensor, sentence: str) -> None:
 
 def test_portions_cover_every_row_once() -> None:
     assert [list(range(10)[part]) for part in portions(10, 4)] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9],
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8, 9],
     ]
+    for count in range(12):
+        for size in range(1, 13):
+            parts = [range(count)[part] for part in portions(count, size)]
+            assert [one for part in parts for one in part] == list(range(count))
+            assert len(parts) == -(-count // size) and all(0 < len(part) <= size for part in parts)
     seen, _ = seen_of(Encoder(), inputs())
     assert portion_size(seen.calls[0]) >= 8
 

@@ -19,6 +19,7 @@ from overt.models.hard.aggregate import (
 )
 from overt.models.hard.selection import (
     Kept,
+    Standing,
     filled_up,
     gather,
     keep_above_uniform,
@@ -148,6 +149,7 @@ def test_han_10_masked_packed_and_filled_up_agree(
     torch.testing.assert_close(masked, expected)
     torch.testing.assert_close(gathered, expected)
     torch.testing.assert_close(module(filled_up(cells, ragged), question), expected)
+    torch.testing.assert_close(module(Standing(cells, ragged), question), expected)
 
 
 @pytest.mark.parametrize("spare", [-1.0, 1e9], ids=["packed", "filled up"])
@@ -164,14 +166,16 @@ def test_gradients_agree_and_reach_kept_cells_only(
         return torch.autograd.grad((value * up).sum(), wanted, allow_unused=True)
 
     expected = gradients(slowly(name, module, cells, ragged, question))
-    for way in (gather, filled_up):
+    for way in (gather, filled_up, Standing):
         found = gradients(module(way(cells, ragged), question))
         for one, two in zip(found, expected, strict=True):
             torch.testing.assert_close(one, two)
         assert (found[0][~ragged] == 0).all()
 
 
-@pytest.mark.parametrize("way", [gather, filled_up], ids=["gather", "filled_up"])
+@pytest.mark.parametrize(
+    "way", [gather, filled_up, Standing], ids=["gather", "filled_up", "standing"]
+)
 @pytest.mark.parametrize("name", MAKE)
 def test_no_cells_at_all_are_finite_forward_and_backward(cells, question, name, way):
     module, cells = made(name), cells.requires_grad_()

@@ -11,6 +11,7 @@ from overt.models.hard.selection import (
     Kept,
     Ragged,
     Selection,
+    Standing,
     climb,
     drawn,
     ebb,
@@ -336,6 +337,25 @@ def test_filled_up_holds_what_is_gathered_and_counts_the_rest_as_nothing(cells):
     assert torch.equal(found.values[found.weights == 1], plain.packed)
     none = filled_up(cells[:0], kept[:0])
     assert none.values.shape == (0, 1, cells.shape[2])
+
+
+def test_on_a_card_cells_stay_where_they_are_until_somebody_wants_them_side_by_side(cells):
+    kept = keep_above_uniform(presence(cells))
+    far, marks = cells.to("meta"), kept.to("meta")  # a device that is no CPU
+    found = gather(far, marks)
+    assert isinstance(found, Standing) and found.cells is far and found.count is None
+    known = gather(far, marks, 3)
+    assert isinstance(known, Standing) and known.count == 3
+    assert gather(far, marks, cells.shape[1]).values is far
+    filled = Standing(cells, kept).side_by_side()
+    for one, two in zip(
+        (filled.values, filled.weights),
+        (filled_up(cells, kept).values, filled_up(cells, kept).weights),
+        strict=True,
+    ):
+        assert torch.equal(one, two)
+    top = keep_top(presence(cells), 3)
+    assert Standing(cells, top, 3).side_by_side().values.equal(gather(cells, top, 3).values)
 
 
 @given(st.integers(0, 5), st.integers(1, 12), st.integers(0, 2**20))

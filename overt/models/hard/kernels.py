@@ -1,0 +1,430 @@
+"""The Triton kernels behind `card`: choosing cells, and the non-local operator over kept ones.
+
+How many cells are kept the card alone knows. `at` has the numbers of the kept cells, sample after
+sample, among all cells of a batch; `many` is how many each sample has, `ends` where each ends in
+`at`, so that the last of them is how many there are. Rows of cells are read where they stand: none
+is copied. Kernels whose work depends on that number go on until it is done, whatever was launched.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+import torch
+import triton
+import triton.language as tl
+
+FORMATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+# --- which cells stay
+
+
+@triton.jit
+def best(kept, scores, counts, cells, BK: tl.constexpr, BJ: tl.constexpr):
+    """So many of the largest of one sample, the first of equals: each is ranked by counting."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BK)
+    nothing = -float("inf")
+    own = tl.load(scores + b * cells + i, mask=i < cells, other=nothing)
+    there = (own > nothing) & (own < float("inf"))
+    own = tl.where(there, own, nothing)
+    rank = tl.zeros([BK], tl.int32)
+    for first in range(0, cells, BJ):
+        j = first + tl.arange(0, BJ)
+        other = tl.load(scores + b * cells + j, mask=j < cells, other=nothing)
+        other = tl.where((other > nothing) & (other < float("inf")), other, nothing)
+        larger = other[None, :] > own[:, None]
+        earlier = (other[None, :] == own[:, None]) & (j[None, :] < i[:, None])
+        rank += tl.sum((larger | earlier).to(tl.int32), 1)
+    count = tl.load(counts + b)
+    tl.store(kept + b * cells + i, (there & (rank < count)).to(tl.uint8), mask=i < cells)
+
+
+@triton.jit
+def above_uniform(kept, scores, cells, margin, BK: tl.constexpr):
+    """The cells of one sample above the mean of their exponentials, and the largest of them."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BK)
+    nothing = -float("inf")
+    own = tl.load(scores + b * cells + i, mask=i < cells, other=nothing)
+    there = (own > nothing) & (own < float("inf"))
+    own = tl.where(there, own, nothing)
+    top = tl.max(own, 0)
+    safe = tl.where(top == nothing, 0.0, top)
+    total = safe + tl.log(tl.maximum(tl.sum(tl.exp(own - safe), 0), 1e-30))
+    many = tl.log(tl.maximum(tl.sum(there.to(tl.float32), 0), 1.0))
+    level = total - many + margin * (tl.abs(total) + many)
+    largest = i == tl.min(tl.where(own == top, i, BK), 0)
+    found = there & ((own > level) | largest)
+    tl.store(kept + b * cells + i, found.to(tl.uint8), mask=i < cells)
+
+
+@triton.jit
+def places(at, place, kept, many, ends, cells, BK: tl.constexpr):
+    """Where the kept cells of one sample stand, and the row that each cell has in the list."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BK)
+    here = tl.load(kept + b * cells + i, mask=i < cells, other=0) != 0
+    start = tl.load(ends + b) - tl.load(many + b)
+    row = start + tl.cumsum(here.to(tl.int32), 0) - 1
+    tl.store(at + row, (b * cells + i).to(tl.int32), mask=here)
+    tl.store(place + b * cells + i, tl.where(here, row, -1), mask=i < cells)
+
+
+@triton.jit
+def first_rows(rows, kept, cells, count, BK: tl.constexpr):
+    """The numbers of so many cells of one sample among all: kept ones first, each in its order."""
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BK)
+    here = tl.load(kept + b * cells + i, mask=i < cells, other=0) != 0
+    upto = tl.cumsum(here.to(tl.int32), 0)
+    many = tl.sum(here.to(tl.int32), 0)
+    goes = tl.where(here, upto - 1, many + i - upto)
+    tl.store(rows + b * count + goes, b * cells + i, mask=(i < cells) & (goes < count))
+
+
+# --- products of matrices over as many rows as there are
+
+
+@triton.jit
+def queries_and_keys(
+    both, cells, at, last, weight,
+    N, D: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """What a linear layer makes of the kept cells, a piece of rows and columns after another."""
+    total = tl.load(last)
+    across = tl.cdiv(N, BN)
+    pieces = tl.cdiv(total, BM) * across
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        row = (piece // across) * BM + tl.arange(0, BM)
+        n = (piece % across) * BN + tl.arange(0, BN)
+        here = row < total
+        cell = tl.load(at + row, mask=here, other=0).to(tl.int64)
+        found = tl.zeros([BM, BN], tl.float32)
+        for first in range(0, D, BK):
+            d = first + tl.arange(0, BK)
+            x = tl.load(
+                cells + cell[:, None] * D + d[None, :],
+                mask=here[:, None] & (d < D)[None, :],
+                other=0.0,
+            )
+            w = tl.load(
+                weight + n[None, :] * D + d[:, None],
+                mask=(n < N)[None, :] & (d < D)[:, None],
+                other=0.0,
+            )
+            found = tl.dot(x.to(FORMAT), w, found, input_precision=EXACT)
+        at_row = both + row.to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(at_row, found.to(FORMAT), mask=here[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def by_their_share(
+    of_cells, shares, above, place, count, cells, heads,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The gradient of all cells as far as it comes by what is seen of them: 0 of most."""
+    cell = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    d = tl.arange(0, BD)
+    row = tl.load(place + cell, mask=cell < count, other=-1).to(tl.int64)
+    sample = cell // cells
+    there = (row >= 0)[:, None] & (d < D)[None, :]
+    found = tl.zeros([BM, BD], tl.float32)
+    for h in range(heads):
+        share = tl.load(shares + row * heads + h, mask=row >= 0, other=0.0)
+        at_head = above + (sample * heads + h)[:, None] * D + d[None, :]
+        found += share[:, None] * tl.load(at_head, mask=there, other=0.0).to(tl.float32)
+    whole = (cell < count)[:, None] & (d < D)[None, :]
+    tl.store(of_cells + cell[:, None] * D + d[None, :], found, mask=whole)
+
+
+@triton.jit
+def to_cells(
+    of_cells, of_both, turned, at, last,
+    D, N: tl.constexpr, EXACT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Add the gradient of the kept cells that comes by their queries and keys."""
+    total = tl.load(last)
+    across = tl.cdiv(D, BN)
+    pieces = tl.cdiv(total, BM) * across
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        row = (piece // across) * BM + tl.arange(0, BM)
+        d = (piece % across) * BN + tl.arange(0, BN)
+        here = row < total
+        cell = tl.load(at + row, mask=here, other=0).to(tl.int64)
+        there = here[:, None] & (d < D)[None, :]
+        place = of_cells + cell[:, None] * D + d[None, :]
+        found = tl.load(place, mask=there, other=0.0).to(tl.float32)
+        for first in range(0, N, BK):
+            n = first + tl.arange(0, BK)
+            g = tl.load(
+                of_both + row.to(tl.int64)[:, None] * N + n[None, :],
+                mask=here[:, None] & (n < N)[None, :],
+                other=0.0,
+            )
+            w = tl.load(
+                turned + d[None, :] * N + n[:, None],
+                mask=(d < D)[None, :] & (n < N)[:, None],
+                other=0.0,
+            )
+            found = tl.dot(g, w, found, input_precision=EXACT)
+        tl.store(place, found, mask=there)
+
+
+@triton.jit
+def turned_cells(
+    turned, cells, at, last, room, D, FORMAT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """The kept cells with their features one below the other, as `to_weight` reads them."""
+    total = tl.load(last)
+    across = tl.cdiv(D, BD)
+    pieces = tl.cdiv(total, BM) * across
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        row = (piece // across) * BM + tl.arange(0, BM)
+        d = (piece % across) * BD + tl.arange(0, BD)
+        cell = tl.load(at + row, mask=row < total, other=0).to(tl.int64)
+        there = (row < total)[:, None] & (d < D)[None, :]
+        x = tl.load(cells + cell[:, None] * D + d[None, :], mask=there, other=0.0)
+        place = turned + d.to(tl.int64)[:, None] * room + row[None, :]
+        tl.store(place, tl.trans(x.to(FORMAT)), mask=tl.trans(there))
+
+
+@triton.jit
+def to_weight(
+    parts, of_both, cells, last, room, N, D, EXACT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """A piece of the gradient of the layer, by one part of the rows; both are turned.
+
+    Products of float32 want the numbers that are summed side by side.
+    """
+    across = tl.cdiv(D, BN)
+    n = (tl.program_id(0) // across) * BM + tl.arange(0, BM)
+    d = (tl.program_id(0) % across) * BN + tl.arange(0, BN)
+    part = tl.program_id(1)
+    total = tl.load(last)
+    each = tl.cdiv(tl.cdiv(total, BK), tl.num_programs(1)) * BK
+    end = tl.minimum(total, (part + 1) * each)
+    found = tl.zeros([BM, BN], tl.float32)
+    for first in range(part * each, end, BK):
+        row = first + tl.arange(0, BK)
+        g = tl.load(
+            of_both + n.to(tl.int64)[:, None] * room + row[None, :],
+            mask=(n < N)[:, None] & (row < end)[None, :],
+            other=0.0,
+        )
+        x = tl.load(
+            cells + d.to(tl.int64)[None, :] * room + row[:, None],
+            mask=(d < D)[None, :] & (row < end)[:, None],
+            other=0.0,
+        )
+        found = tl.dot(g, x, found, input_precision=EXACT)
+    at_row = parts + (part.to(tl.int64) * N + n[:, None]) * D + d[None, :]
+    tl.store(at_row, found, mask=(n < N)[:, None] & (d < D)[None, :])
+
+
+# --- what cells of one sample see in each other
+
+
+@triton.jit
+def _sample(many, ends, heads):
+    """The head and the sample of a program, where its rows begin, and how many they are."""
+    program = tl.program_id(0)
+    b = program // heads
+    m = tl.load(many + b)
+    return program % heads, b.to(tl.int64), (tl.load(ends + b) - m).to(tl.int64), m
+
+
+@triton.jit
+def _side(both, start, first, m, column, wide, W: tl.constexpr, BW: tl.constexpr, BQ: tl.constexpr):
+    """Some queries or keys of a sample, from `first` on."""
+    i = first + tl.arange(0, BQ)
+    w = tl.arange(0, BW)
+    there = (i < m)[:, None] & (w < W)[None, :]
+    place = both + (start + i)[:, None] * wide + column + w[None, :]
+    return tl.load(place, mask=there, other=0.0)
+
+
+@triton.jit
+def _numbers(values, start, first, m, heads, h, BQ: tl.constexpr):
+    """One number for each of some rows of a head."""
+    i = first + tl.arange(0, BQ)
+    return tl.load(values + (start + i) * heads + h, mask=i < m, other=0.0)
+
+
+@triton.jit
+def _looks(query, key, level, i, j, m, scale, EXACT: tl.constexpr, BQ: tl.constexpr):
+    """How much some cells look at some others; rows and columns beyond the last have nothing."""
+    scores = tl.dot(query, tl.trans(key), input_precision=EXACT) * scale
+    q = i + tl.arange(0, BQ)
+    k = j + tl.arange(0, BQ)
+    there = (q < m)[:, None] & (k < m)[None, :]
+    return tl.where(there, tl.exp(tl.where(there, scores - level[:, None], 0.0)), 0.0)
+
+
+@triton.jit
+def levels(
+    level, share, both, many, ends, heads, scale,
+    W: tl.constexpr, BW: tl.constexpr, BQ: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The logarithms of the sums that the looks of each cell are divided by.
+
+    Of a sample whose cells fit into one piece the shares too.
+    """
+    h, _, start, m = _sample(many, ends, heads)
+    wide = 2 * heads * W
+    for i in range(0, m, BQ):
+        query = _side(both, start, i, m, h * W, wide, W, BW, BQ)
+        q = i + tl.arange(0, BQ)
+        most = tl.full([BQ], -float("inf"), tl.float32)
+        total = tl.zeros([BQ], tl.float32)
+        for j in range(0, m, BQ):
+            key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
+            scores = tl.dot(query, tl.trans(key), input_precision=EXACT) * scale
+            k = j + tl.arange(0, BQ)
+            scores = tl.where((k < m)[None, :], scores, -float("inf"))
+            more = tl.maximum(most, tl.max(scores, 1))  # there is a key in every piece
+            raised = tl.exp(scores - more[:, None])
+            total = total * tl.exp(most - more) + tl.sum(raised, 1)
+            most = more
+            if m <= BQ:
+                looks = tl.where((q < m)[:, None], raised / total[:, None], 0.0)
+                tl.store(share + (start + k) * heads + h, tl.sum(looks, 0), mask=k < m)
+        tl.store(level + (start + q) * heads + h, most + tl.log(total), mask=q < m)
+
+
+@triton.jit
+def shares(
+    share, level, both, many, ends, heads, scale,
+    W: tl.constexpr, BW: tl.constexpr, BQ: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """How much each cell gets of all that look at it, where `levels` has not done it."""
+    h, _, start, m = _sample(many, ends, heads)
+    wide = 2 * heads * W
+    if m > BQ:
+        for j in range(0, m, BQ):
+            key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
+            found = tl.zeros([BQ], tl.float32)
+            for i in range(0, m, BQ):
+                query = _side(both, start, i, m, h * W, wide, W, BW, BQ)
+                own = _numbers(level, start, i, m, heads, h, BQ)
+                found += tl.sum(_looks(query, key, own, i, j, m, scale, EXACT, BQ), 0)
+            k = j + tl.arange(0, BQ)
+            tl.store(share + (start + k) * heads + h, found, mask=k < m)
+
+
+@triton.jit
+def mixes(
+    mix, share, cells, at, many, ends, heads, D, BQ: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """Some features of the mix of cells that one head of one sample looks at."""
+    h, b, start, m = _sample(many, ends, heads)
+    d = tl.program_id(1) * BD + tl.arange(0, BD)
+    found = tl.zeros([BD], tl.float32)
+    for j in range(0, m, BQ):
+        k = j + tl.arange(0, BQ)
+        cell = tl.load(at + start + k, mask=k < m, other=0).to(tl.int64)
+        there = (k < m)[:, None] & (d < D)[None, :]
+        x = tl.load(cells + cell[:, None] * D + d[None, :], mask=there, other=0.0)
+        own = _numbers(share, start, j, m, heads, h, BQ)
+        found += tl.sum(own[:, None] * x.to(tl.float32), 0)
+    tl.store(mix + (b * heads + h) * D + d, found, mask=d < D)
+
+
+@triton.jit
+def slopes(
+    slope, above, cells, at, many, ends, heads, D, BQ: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """The gradient of how much each cell gets."""
+    h, b, start, m = _sample(many, ends, heads)
+    for j in range(0, m, BQ):
+        k = j + tl.arange(0, BQ)
+        cell = tl.load(at + start + k, mask=k < m, other=0).to(tl.int64)
+        found = tl.zeros([BQ], tl.float32)
+        for first in range(0, D, BD):
+            d = first + tl.arange(0, BD)
+            there = (k < m)[:, None] & (d < D)[None, :]
+            x = tl.load(cells + cell[:, None] * D + d[None, :], mask=there, other=0.0)
+            g = tl.load(above + (b * heads + h) * D + d, mask=d < D, other=0.0)
+            found += tl.sum(x.to(tl.float32) * g.to(tl.float32)[None, :], 1)
+        tl.store(slope + (start + k) * heads + h, found, mask=k < m)
+
+
+@triton.jit
+def _write(
+    of_both, turned, found, start, first, m, column, wide, room,
+    FORMAT: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, BQ: tl.constexpr,
+):  # fmt: skip
+    """Write a gradient of queries or keys twice: as they lie, and turned."""
+    i = first + tl.arange(0, BQ)
+    w = tl.arange(0, BW)
+    found = found.to(FORMAT)
+    there = (i < m)[:, None] & (w < W)[None, :]
+    tl.store(of_both + (start + i)[:, None] * wide + column + w[None, :], found, mask=there)
+    place = turned + (column + w).to(tl.int64)[:, None] * room + (start + i)[None, :]
+    tl.store(place, tl.trans(found), mask=(w < W)[:, None] & (i < m)[None, :])
+
+
+@triton.jit
+def to_queries(
+    of_both, turned, room, means, slope, level, both, many, ends, heads, scale,
+    FORMAT: tl.constexpr,
+    W: tl.constexpr, BW: tl.constexpr, BQ: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the queries of one head of one sample, and what each row has on average.
+
+    Of a sample whose cells fit into one piece that of the keys too.
+    """
+    h, _, start, m = _sample(many, ends, heads)
+    wide = 2 * heads * W
+    for i in range(0, m, BQ):
+        query = _side(both, start, i, m, h * W, wide, W, BW, BQ)
+        own = _numbers(level, start, i, m, heads, h, BQ)
+        mean = tl.zeros([BQ], tl.float32)
+        for j in range(0, m, BQ):
+            key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
+            gets = _numbers(slope, start, j, m, heads, h, BQ)
+            looks = _looks(query, key, own, i, j, m, scale, EXACT, BQ)
+            mean += tl.sum(looks * gets[None, :], 1)
+        found = tl.zeros([BQ, BW], tl.float32)
+        for j in range(0, m, BQ):
+            key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
+            gets = _numbers(slope, start, j, m, heads, h, BQ)
+            looks = _looks(query, key, own, i, j, m, scale, EXACT, BQ)
+            of_score = (looks * (gets[None, :] - mean[:, None]) * scale).to(FORMAT)
+            found = tl.dot(of_score, key, found, input_precision=EXACT)
+            if m <= BQ:
+                to_key = tl.dot(tl.trans(of_score), query, input_precision=EXACT)
+                column = (heads + h) * W
+                _write(
+                    of_both, turned, to_key, start, j, m, column, wide, room, FORMAT, W, BW, BQ
+                )  # fmt: skip
+        q = i + tl.arange(0, BQ)
+        tl.store(means + (start + q) * heads + h, mean, mask=q < m)
+        _write(of_both, turned, found, start, i, m, h * W, wide, room, FORMAT, W, BW, BQ)
+
+
+@triton.jit
+def to_keys(
+    of_both, turned, room, means, slope, level, both, many, ends, heads, scale,
+    FORMAT: tl.constexpr,
+    W: tl.constexpr, BW: tl.constexpr, BQ: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the keys of one head of one sample, where `to_queries` has not made it."""
+    h, _, start, m = _sample(many, ends, heads)
+    wide = 2 * heads * W
+    if m > BQ:
+        for j in range(0, m, BQ):
+            key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
+            gets = _numbers(slope, start, j, m, heads, h, BQ)
+            found = tl.zeros([BQ, BW], tl.float32)
+            for i in range(0, m, BQ):
+                query = _side(both, start, i, m, h * W, wide, W, BW, BQ)
+                own = _numbers(level, start, i, m, heads, h, BQ)
+                mean = _numbers(means, start, i, m, heads, h, BQ)
+                looks = _looks(query, key, own, i, j, m, scale, EXACT, BQ)
+                of_score = looks * (gets[None, :] - mean[:, None]) * scale
+                found = tl.dot(tl.trans(of_score.to(FORMAT)), query, found, input_precision=EXACT)
+            column = (heads + h) * W
+            _write(of_both, turned, found, start, j, m, column, wide, room, FORMAT, W, BW, BQ)
