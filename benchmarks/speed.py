@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler talks
 
 import sections
-from sections.clock import told
+from sections.clock import tidy, told
 from sections.report import (
     Report,
     Setting,
@@ -73,6 +73,7 @@ def measured(
             write(kept, broken)
         else:
             save()
+        tidy()  # what is left on a card would be missing in the next section
         print(f"{time.perf_counter() - begun:.0f} s", flush=True)
     return found, broken
 

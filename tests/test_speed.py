@@ -4,10 +4,12 @@ The guard holds ratios to goals twice as loose as those of the page, in processo
 the best of several tries: it finds what became several times slower, not what a busy machine does.
 """
 
+import gc
 import importlib
 import json
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -83,6 +85,22 @@ def test_what_is_kept_for_the_backward_pass_counts_once():
     x = torch.randn(10, 10, requires_grad=True)
     assert clock.kept(lambda: x * x) == 400
     assert clock.kept(lambda: x.exp() + 1) == 400
+
+
+def test_what_was_counted_is_not_held_any_longer():
+    """A node that holds its own output is never freed: memory of a card would be missing later."""
+    clock = load("sections.clock")
+    x = torch.randn(10, 10, requires_grad=True)
+    made: list[Any] = []
+
+    def loss() -> Any:
+        found = x.exp()
+        made.append(weakref.ref(found))
+        return found.sum()
+
+    assert clock.kept(loss) == 400
+    gc.collect()
+    assert made[0]() is None
 
 
 def test_a_step_that_cannot_be_recorded_is_told_and_the_others_go_on(monkeypatch):

@@ -133,7 +133,7 @@ def kept(loss: Callable[[], Any]) -> int:
     def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         found[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an output that its own node holds is never freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         alive = loss()
@@ -157,10 +157,12 @@ def graphed(step: Callable[[], None]) -> Way:
 
     To find that out before anything is recorded is kinder: what breaks off while it is recorded
     leaves the card's random numbers unusable, so that new ones are put in their place. Nothing is
-    collected meanwhile, because to free an old graph or event breaks a recording too.
+    collected meanwhile, because to free an old graph or event breaks a recording too. Memory that
+    steps before have left over is handed back first: a recording cannot use it, nor free it.
     """
     import torch
 
+    tidy()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
