@@ -202,6 +202,8 @@ class AttentionMap:
             raise ValueError(
                 f"a mask of shape {tuple(self.mask.shape)} is neither {(b, 1, k)} nor {(b, q, k)}"
             )
+        if not isinstance(self.kind, Kind) or not isinstance(self.form, Form):
+            raise ValueError(f"a map is of a Kind and in a Form, not {self.kind!r}, {self.form!r}")
         if self.form is Form.LOG and self.kind is Kind.SIGNED:
             raise ValueError("signed weights have no logarithm; keep them in the plain form")
 

@@ -1,5 +1,7 @@
+import inspect
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jaxtyping
 import pytest
@@ -514,3 +516,10 @@ def test_check_finds_broken_maps():
     with pytest.raises(ValueError, match="subprobability rows sum to"):
         made([0.75, 0.5], kind=Kind.SUBPROBABILITY).check()
     made([0.25, 0.5]).check(tolerance=0.3)
+
+
+def test_a_kind_is_a_kind_and_not_its_name():
+    check = inspect.unwrap(AttentionMap.__post_init__)  # without the checks that only tests have
+    made = AttentionMap(torch.ones(1, 1, 1, 1, 4) / 4, grid(2, 2))
+    with pytest.raises(ValueError, match="of a Kind and in a Form, not 'amount', <Form"):
+        check(SimpleNamespace(**{**vars(made), "kind": "amount"}))

@@ -211,8 +211,23 @@ def outlined(
     return np.asarray(canvas).copy()
 
 
+def check_photo(image: UInt8[np.ndarray, "y x 3"]) -> None:
+    """Raise when this is no photo: one of 0 to 1 would be drawn black, without a word."""
+    if not isinstance(image, np.ndarray):
+        found = f"a {type(image).__name__}"
+    elif image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        found = f"{image.shape} of {image.dtype}"
+    else:
+        return
+    raise ValueError(
+        f"a photo is an array (y, x, 3) of uint8, 0 to 255, and this is {found}: "
+        "np.asarray(image.convert('RGB')) makes one of a PIL image"
+    )
+
+
 def enlarge(image: UInt8[np.ndarray, "y x 3"], side: int) -> UInt8[np.ndarray, "Y X 3"]:
     """A small photo as many whole times larger as brings its longer side nearest to `side`."""
+    check_photo(image)
     times = max(1, round(side / max(image.shape[:2])))
     return image.repeat(times, axis=0).repeat(times, axis=1)
 

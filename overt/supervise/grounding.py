@@ -34,7 +34,7 @@ from overt.capture.derived import rolling
 from overt.capture.seen import Seen
 from overt.capture.unread import Unread
 from overt.supervise.loss import Loss
-from overt.supervise.losses import cross_entropy, precise, steady, summed
+from overt.supervise.losses import check_fit, cross_entropy, precise, steady, summed
 
 # (query span, key span, rows within the query span, -1 where there is none) -> the rows, normalised
 Block = Callable[[str, str, Int[Tensor, "b s"]], AttentionMap]
@@ -162,6 +162,7 @@ def bce_log(attention: AttentionMap, target: AttentionMap, least: float = LEAST)
     This is what the paper's code does from regions to text, over the 0/1 support of the target. Its
     probabilities are a / (1 + a), so that a perfect row of one token still costs log 2 / n.
     """
+    check_fit(attention, target)
     visible = attention.visible[:, None, None]
     if attention.form is Form.LOG:  # the slope of log(a + least) by log a is at most one
         logs = precise(attention.values)

@@ -52,6 +52,7 @@ def cross_entropy(attention: AttentionMap, target: AttentionMap) -> Loss:
 
 def kl(attention: AttentionMap, target: AttentionMap) -> Loss:
     """`sum_k t log(t / a)`: the cross-entropy less the entropy of the target."""
+    check_fit(attention, target)
     wanted = precise(target.weights)
     own = torch.where(wanted > 0, wanted * torch.where(wanted > 0, wanted, 1).log(), 0).sum(dim=-1)
     return summed(_cross(attention, target) + own, attention, target)
@@ -59,12 +60,14 @@ def kl(attention: AttentionMap, target: AttentionMap) -> Loss:
 
 def mse(attention: AttentionMap, target: AttentionMap) -> Loss:
     """The mean over the visible keys of `(t - a)^2`, of every supervised row (SSA, eq. 6)."""
+    check_fit(attention, target)
     visible = rearrange(attention.visible, "b q k -> b 1 1 q k")
     square = (precise(attention.weights) - precise(target.weights)).square() * visible
     return summed(square.sum(dim=-1) / visible.sum(dim=-1).clamp_min(1), attention, target)
 
 
 def _cross(attention: AttentionMap, target: AttentionMap) -> Float[Tensor, "b l h q"]:
+    check_fit(attention, target)
     if isinstance(attention, Unread):
         found = attention.costs(precise(target.weights), NOTHING)
         if found is not None:
@@ -77,17 +80,33 @@ def _cross(attention: AttentionMap, target: AttentionMap) -> Float[Tensor, "b l 
     return -(precise(target.weights) * logs).sum(dim=-1)
 
 
-def supervised(attention: AttentionMap, target: AttentionMap) -> Bool[Tensor, "b l h q"]:
-    """Which rows of the attention see a key and have a target: those that a loss is about."""
+def check_fit(attention: AttentionMap, target: AttentionMap) -> None:
+    """Raise when the target is not one for this attention; one layer and one head are for all."""
+    for one in (attention, target):
+        if not isinstance(one, AttentionMap):
+            raise TypeError(
+                f"a loss compares two AttentionMaps, and one of these is a {type(one).__name__}; "
+                "AttentionMap(values, keys, queries) makes one of weights (b, l, h, q, k)"
+            )
     ours, theirs = attention.shape, target.shape
     if any(theirs[axis] != ours[axis] for axis in (0, 3, 4)):
         raise ValueError(
             f"a target of {theirs[0]} samples, {theirs[3]} queries and {theirs[4]} keys for "
             f"attention of {ours[0]}, {ours[3]} and {ours[4]}; only layers and heads broadcast"
         )
+    if any(theirs[axis] not in (1, ours[axis]) for axis in (1, 2)):
+        raise ValueError(
+            f"a target of {theirs[1]} layers and {theirs[2]} heads for attention of {ours[1]} and "
+            f"{ours[2]}; give one for all, or one for each"
+        )
+
+
+def supervised(attention: AttentionMap, target: AttentionMap) -> Bool[Tensor, "b l h q"]:
+    """Which rows of the attention see a key and have a target: those that a loss is about."""
+    check_fit(attention, target)
     wanted = target.weights.sum(dim=-1) > 0
     rows = rearrange(attention.rows & target.rows, "b q -> b 1 1 q")
-    return (wanted & rows).expand(*ours[:-1])
+    return (wanted & rows).expand(*attention.shape[:-1])
 
 
 def summed(values: Float[Tensor, "b l h q"], attention: AttentionMap, target: AttentionMap) -> Loss:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap, Span
 from overt.supervise.loss import Loss
-from overt.supervise.losses import precise, summed
+from overt.supervise.losses import check_fit, precise, summed
 
 
 def emd(attention: AttentionMap, target: AttentionMap, directions: int = 8) -> Loss:
@@ -28,6 +28,7 @@ def emd(attention: AttentionMap, target: AttentionMap, directions: int = 8) -> L
     one can make of it: never more than the exact distance, and for maps that differ by a shift at
     least 98 % of it with 8 directions. It is zero only for equal maps.
     """
+    check_fit(attention, target)
     span = _only(attention)
     if directions < 1:
         raise ValueError(f"the distance needs a direction to look along, not {directions}")

@@ -1,5 +1,6 @@
 """The bright spot lands on the right pixels, whatever was done to the photo before."""
 
+import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from overt.geometry import PixelGeometry
 from overt.show import overlay as module_function
 from overt.show.overlay import (
     Style,
+    check_photo,
     colour_table,
     enlarge,
     heat,
@@ -252,3 +254,21 @@ def test_how_strong_a_kept_cell_is_plays_no_part() -> None:
     assert (lined != made).any()
     with pytest.raises(ValueError, match="1 weights of the map are not finite"):
         spotlight(image, np.array([[np.nan]]))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.zeros((4, 5, 3)), r"this is \(4, 5, 3\) of float64"),
+        (np.zeros((4, 5), np.uint8), r"this is \(4, 5\) of uint8"),
+        (np.zeros((4, 5, 4), np.uint8), r"this is \(4, 5, 4\) of uint8"),
+        (torch.zeros(3, 4, 5), "this is a Tensor"),
+        (Image.new("RGB", (5, 4)), r"this is an? Image: np.asarray\(image.convert\('RGB'\)\)"),
+    ],
+    ids=["floats", "grey", "alpha", "tensor", "PIL"],
+)
+def test_what_is_no_photo_is_refused_and_not_drawn_black(given: object, said: str) -> None:
+    unchecked = inspect.unwrap(check_photo)  # without the checks of types that only tests have
+    with pytest.raises(ValueError, match=said):
+        unchecked(given)
+    unchecked(np.zeros((4, 5, 3), np.uint8))

@@ -1,5 +1,6 @@
 """Losses on attention: values by hand, slow copies, and rows that must not count."""
 
+import inspect
 import math
 from dataclasses import replace
 
@@ -10,9 +11,9 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, words
-from overt.supervise import classification, cross_entropy, kl, mse, soft_classification
+from overt.supervise import classification, cross_entropy, emd, kl, mse, soft_classification
 from overt.supervise.grounding import bce_log
-from overt.supervise.losses import NOTHING, steady
+from overt.supervise.losses import NOTHING, check_fit, steady
 from tests.supervise.maps import random_map, random_target, rows_of
 
 LOSSES = {"cross_entropy": cross_entropy, "kl": kl, "mse": mse}
@@ -352,3 +353,23 @@ def test_the_cost_from_regions_to_text_is_the_same_by_logarithms():
         total = bce_log(one, wanted).total
         slopes.append(torch.autograd.grad(total, scores, retain_graph=True)[0])
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, kl, mse, bce_log, emd])
+def test_a_target_that_does_not_fit_is_refused_before_anything_is_computed(loss):
+    shares = torch.rand(2, 3, 4, 5, 6).softmax(dim=-1)
+    attention = AttentionMap(shares, words(6), words(5))
+    for b, q, k in ((3, 5, 6), (1, 5, 6), (2, 4, 6), (2, 5, 7)):
+        wrong = AttentionMap(torch.ones(b, 1, 1, q, k) / k, words(k), words(q))
+        said = f"a target of {b} samples, {q} queries and {k} keys for attention of 2, 5 and 6"
+        with pytest.raises(ValueError, match=said):
+            loss(attention, wrong)
+    few = AttentionMap(shares[:, :2], words(6), words(5))
+    with pytest.raises(ValueError, match="a target of 2 layers and 4 heads for attention of 3 and"):
+        loss(attention, few)
+
+
+def test_what_is_no_map_is_named_with_the_way_to_make_one():
+    unchecked = inspect.unwrap(check_fit)  # without the checks of types that only tests have
+    with pytest.raises(TypeError, match=r"one of these is a Tensor; AttentionMap\(values, keys"):
+        unchecked(AttentionMap(torch.ones(1, 1, 1, 1, 2) / 2, words(2)), torch.ones(1, 1, 1, 1, 2))
