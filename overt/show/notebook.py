@@ -16,6 +16,7 @@ from jaxtyping import UInt8
 from overt import files
 from overt.attention import AttentionMap
 from overt.show.browse import page
+from overt.show.overlay import check_photo
 from overt.show.panel import Choice, Panel, choose, grids, panel
 
 
@@ -60,6 +61,8 @@ def view(
     `tokens` name the positions; of both axes, where both are the same. What is not chosen is left
     to the view.
     """
+    if photo is not None:
+        check_photo(photo)
     one = attention.select(torch.tensor([row], device=attention.values.device))
     same = len(one.queries) == len(one.keys)
     spans = [*grids(one.queries), *grids(one.keys)] if photo is not None else []
