@@ -3,8 +3,9 @@
     fit(model, data, step, sets, limits, out=out, seed=0, attention=AttentionMonitor(every=100))
 
 The step runs as it always does, watched, on the batch it has anyway. A few rows of each layer are
-made when the layer is called, and only numbers are kept, so that the cost is that of a few rows of
-one step in `every`. `make bench` measures it. Models of ours return their maps:
+made when the layer is called, and summed up for all layers at once, since a card takes as long for
+the numbers of one: the cost is that of a few rows of one step in `every`. `make bench` measures it.
+Models of ours return their maps:
 `AttentionMonitor(by=by_outputs)` reads these.
 
 Zhai et al., "Stabilizing Transformer Training by Preventing Attention Entropy Collapse", ICML 2023,
@@ -17,6 +18,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from overt.capture.call import Call
 from overt.capture.watching import watch
 
+ROOM = 1 << 24  # numbers of rows that wait at most
 NUMBERS = ("entropy", "sink", "collapse", "sameness")
 
 Note = Callable[[str, Float[Tensor, "b h s k"], Bool[Tensor, "b s k"]], None]
@@ -40,12 +43,16 @@ By = Callable[[nn.Module, Rows, Note], AbstractContextManager[None]]
 def by_watching(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
     """See the attention of any model while it runs, as `watch` does."""
 
+    known: dict[Any, Tensor] = {}  # to tell a card a place is to wait for it
+
     @torch.no_grad()
     def take(call: Call) -> None:
         b, _, q, k = call.shape
         places = rows(q)
         device = call.value.device if call.value is not None else None
-        at = torch.tensor([places] * b, device=device)
+        if (b, q, device) not in known:
+            known[b, q, device] = torch.tensor([places] * b, device=device)
+        at = known[b, q, device]
         weights, visible = call.weights(at).detach().abs(), call.visible(at)
         if visible is None:
             visible = torch.ones(b, 1, k, dtype=torch.bool, device=weights.device)
@@ -79,12 +86,42 @@ def by_outputs(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
 # --- what is seen
 
 
+Taken = tuple[Float[Tensor, "b h q k"], Bool[Tensor, "b q k"]]
+
+
 @dataclass
 class Pulse:
-    """What one watched step showed, kept where it was computed until it is read."""
+    """What one watched step showed, kept where it was computed until it is read.
 
+    `waiting` are rows that have not been summed up: those of the last layers of `names`.
+    """
+
+    floor: float = 0.1
     names: list[str] = field(default_factory=list)
     numbers: list[Float[Tensor, " m"]] = field(default_factory=list)
+    waiting: list[Taken] = field(default_factory=list)
+
+    def take(self, name: str, weights: Tensor, seen: Tensor) -> None:
+        """Some rows of a layer; they are summed up with others, before they become too many."""
+        self.names.append(name)
+        self.waiting.append((weights, seen))
+        if sum(one.numel() for one, _ in self.waiting) > ROOM:
+            self.settle()
+
+    def settle(self) -> None:
+        """Sum up what is waiting, layers of one shape at once."""
+        alike: dict[Any, list[int]] = {}
+        for place, (weights, _) in enumerate(self.waiting):
+            alike.setdefault((weights.shape, weights.device), []).append(place)
+        found: dict[int, Tensor] = {}
+        for places in alike.values():
+            many, seen = (
+                torch.stack([self.waiting[place][part] for place in places]) for part in (0, 1)
+            )
+            each = torch.vmap(partial(summed_up, floor=self.floor))(many, seen)
+            found |= dict(zip(places, each, strict=True))
+        self.numbers += [found[place] for place in range(len(self.waiting))]
+        self.waiting.clear()
 
     def read(self) -> dict[str, dict[str, float]]:
         """The numbers by name and layer; the mean, where a layer was called several times.
@@ -96,6 +133,7 @@ class Pulse:
                 "no attention was seen in this step, so there is nothing to monitor: is the model "
                 "that the step runs the one that was given?"
             )
+        self.settle()
         device = self.numbers[0].device
         table = torch.stack([one.to(device) for one in self.numbers]).tolist()
         found: dict[str, dict[str, float]] = {}
@@ -147,16 +185,16 @@ class AttentionMonitor:
     @contextmanager
     def looking(self, model: nn.Module) -> Iterator[Pulse]:
         """While this is open, the attention of the model is summed up as it is computed."""
-        pulse = Pulse()
+        pulse = Pulse(self.floor)
 
         def note(name: str, weights: Float[Tensor, "b h s k"], seen: Bool[Tensor, "b s k"]) -> None:
             if self.layers is None or name in self.layers:
                 few = slice(self.samples)
-                pulse.names.append(name)
-                pulse.numbers.append(summed_up(weights[few].float(), seen[few], self.floor))
+                pulse.take(name, weights[few].float(), seen[few])
 
         with self.by(model, lambda count: spaced(count, self.rows), note):
             yield pulse
+        pulse.settle()
 
 
 def summed_up(
