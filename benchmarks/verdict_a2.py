@@ -27,7 +27,7 @@ from overt.measure.statistics import Interval
 from overt.recipes.a2.recipe import FUSIONS
 
 HERE = Path(__file__).parent
-SETS = ("a2-scenes", "a2-scenes-short", "a2-flickr8k", "a2-flickr8k-short", "a2-scenes-small")
+SETS = ("a2-scenes", "a2-scenes-long", "a2-scenes-short", "a2-flickr8k", "a2-scenes-small")
 SWEEPS = ("a2-fig4", "a2-flickr8k-lambda")
 CRITICS = {"a2-scenes-critic": "a2-scenes-short", "a2-flickr8k-critic": "a2-flickr8k"}
 LEAST = 3  # seeds
