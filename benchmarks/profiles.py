@@ -22,11 +22,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
-from sections import grounding, hard, rollout, supervision
+from sections import grounding, hard, monitor, rollout, supervision
 from sections.clock import race, timer
 from sections.report import Setting, machine
 
-ROUNDS, SHOWN = 5, 8
+from overt.train import AttentionMonitor
+
+ROUNDS, SHOWN, SECONDS = 5, 8, {"cpu": 8.0, "cuda": 1.5}
+KERNELS = {  # of our own
+    *("best", "above_uniform", "places", "first_rows", "queries_and_keys", "levels", "shares"),
+    *("mixes", "slopes", "to_queries", "to_keys", "by_their_share", "to_cells", "turned_cells"),
+    *("to_weight", "log_shares", "to_rows", "costs", "costs_to_rows", "costs_to_keys"),
+}
+LAUNCHED = {"_Seen", "_SeenBackward"}  # by these: kernels stand there by themselves
 Pair = tuple[Callable[[], object], Callable[[], object]]  # ours, and what it stands beside
 
 
@@ -41,13 +49,18 @@ def pairs(device: str) -> dict[str, Callable[[], Pair]]:
     if device == "cpu":
         return {**found, "VL-BERT 164": lambda: (*reversed(grounding.model(4, 164)),)}  # type: ignore[dict-item]
     return {
+        "AdaHAN non-local, mean 9.7": partial(_hard, device, 256, 196, _adaptive(0.5)),
+        "AdaHAN non-local, mean 28.5": partial(_hard, device, 256, 196, _adaptive(1.0)),
+        "AdaHAN non-local, mean 55.8": partial(_hard, device, 256, 196, _adaptive(2.0)),
+        "AdaHAN non-local, 2048 samples": partial(_hard, device, 2048, 196, _adaptive(0.5)),
+        "non-local, 31 of 196": partial(_hard, device, 256, 196, partial(hard.keep_top, count=31)),
+        "relation, 16 of 100": partial(_relation, device),
+        "watching, 12 layers of 256": partial(_monitor, device),
+        "rollout 512": partial(_rollout, device, 512),
+        "rollout 1024": partial(_rollout, device, 1024),
+        "BERT 164": found["BERT 164"],
         "VL-BERT 164": partial(_own, device, 164, 64),
         "VL-BERT 512": partial(_own, device, 512, 32),
-        "BERT 164": found["BERT 164"],
-        "non-local, 31 of 196": partial(_hard, device, 256, 196, partial(hard.keep_top, count=31)),
-        "AdaHAN non-local": partial(_hard, device, 256, 196, _adaptive(0.5)),
-        "AdaHAN non-local, 2048 samples": partial(_hard, device, 2048, 196, _adaptive(0.5)),
-        "rollout 164": found["rollout 164"],
     }
 
 
@@ -66,15 +79,29 @@ def _own(device: str, positions: int, samples: int) -> Pair:
     return case.step(case.ways["direct"]), case.step(case.ways["plain"])
 
 
-def _rollout(device: str) -> Pair:
-    case = rollout.Case(1 if device == "cpu" else 32, 164, device)
+def _rollout(device: str, positions: int = 164) -> Pair:
+    case = rollout.Case(1 if device == "cpu" else 32, positions, device)
     return case.step(case.ours), case.step(case.by_rows)
+
+
+def _monitor(device: str) -> Pair:
+    model, tokens = monitor.made(monitor.SIZES["12 layers of 256, 128 positions"], device)
+    return monitor.steps(model, tokens, AttentionMonitor(), [])
 
 
 def _hard(device: str, samples: int, cells: int, rule: hard.Rule) -> Pair:
     torch.manual_seed(0)
     case = hard.Case(hard.Pairwise(512), samples, cells, 512, device)
+    return _chosen(case, rule)
 
+
+def _relation(device: str) -> Pair:
+    torch.manual_seed(0)
+    case = hard.Case(hard.Relation(256, 128), 128, 100, 256, device)
+    return _chosen(case, partial(hard.keep_top, count=16))
+
+
+def _chosen(case: hard.Case, rule: hard.Rule) -> Pair:
     def step(run: Callable[[], torch.Tensor]) -> Callable[[], None]:
         def once() -> None:
             case.clear()
@@ -96,16 +123,20 @@ def spent(way: Callable[[], object], device: str) -> dict[str, float]:
             way()
         if device != "cpu":
             torch.cuda.synchronize()
+    every = seen.key_averages()
     field = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
-    # kernels are listed beside the operations that launched them, and would count twice
-    told = [one for one in seen.key_averages() if "CPU" in str(one.device_type)]
-    found = {one.key: getattr(one, field) / 1e6 / ROUNDS for one in told}
+    # kernels are listed beside the operations that launched them, and would count twice; only
+    # kernels of our own have names that say what they do
+    told = [one for one in every if ("CPU" in str(one.device_type)) != (one.key in KERNELS)]
+    found = {one.key: getattr(one, field) / 1e6 / ROUNDS for one in told if one.key not in LAUNCHED}
     return {name: taken for name, taken in found.items() if taken > 0}
 
 
 def looked_into(pair: Pair, device: str) -> dict[str, Any]:
     """Where the time of ours goes, and what the other spends there; times without a profiler."""
-    times = race({"ours": pair[0], "theirs": pair[1]}, 2 * ROUNDS, timer(device), limit=8.0)
+    times = race(
+        {"ours": pair[0], "theirs": pair[1]}, 2 * ROUNDS, timer(device), limit=SECONDS[device]
+    )
     ours, theirs = (spent(way, device) for way in pair)
     largest = sorted(ours, key=lambda name: -ours[name])[:SHOWN]
     return {
@@ -125,6 +156,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.device != "cpu":
+        torch.set_float32_matmul_precision("high")  # as the section of hard attention has it
     found: dict[str, Any] = {}
     date = datetime.now(UTC).isoformat(timespec="seconds")
     report = {"machine": machine(given.device), "date": date, "rounds": ROUNDS, "profiles": found}

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from overt.measure.captions.cider import ORDER, SIGMA, Consensus, numbered
 from .clock import Spread, race
 from .report import Curve, Report, Row, Setting, absent, at_least, at_most, exact, faster
 
+WORDS, WIDTH = 2500, 1280  # of a vocabulary, and of a cell
 Words = Sequence[str]
 Captions = tuple[list[list[str]], list[list[list[str]]]]
 
@@ -198,8 +199,24 @@ def cases(setting: Setting) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+@dataclass(frozen=True)
+class Given:
+    """Pictures with their captions, and what scores new captions of them."""
+
+    data: Any
+    scores: Any
+
+    @classmethod
+    def on(cls, setting: Setting) -> "Given":
+        """The same for all captioners: to count the words of all captions takes seconds."""
+        from overt.recipes.a2.rewarding import usual_judge
+
+        data = pictures(setting.some(6000, 200), WORDS, 49, WIDTH).to(torch.device(setting.device))
+        return cls(data, usual_judge(data))
+
+
 def reward_share(
-    name: str, sizes: Any, fuse: Any, kept: bool, setting: Setting, report: Report
+    name: str, sizes: Any, fuse: Any, kept: bool, given: "Given", setting: Setting, report: Report
 ) -> None:
     """Which share of a self-critical step the reward takes: clocks on the wall, both inside it.
 
@@ -210,19 +227,17 @@ def reward_share(
     from overt.recipes.a2.building import critical
     from overt.recipes.a2.networks import network
     from overt.recipes.a2.recipe import Align, Critic
-    from overt.recipes.a2.rewarding import Clock, Reward, recorded_judge, usual_judge
+    from overt.recipes.a2.rewarding import Clock, Reward, recorded_judge
     from overt.recipes.a2.writing import drawing, recorded
     from overt.train.loop import seed_everything
 
-    words, cells, width = 2500, 49, 1280
-    device = torch.device(setting.device)
-    data = pictures(setting.some(6000, 200), words, cells, width).to(device)
+    device, data = torch.device(setting.device), given.data
     batch = setting.some(64 if setting.gpu else 4, 2)
     seed_everything(0)
-    model = network(sizes, Align(fuse), words, CachedEye(width, (7, 7))).to(device).eval()
+    model = network(sizes, Align(fuse), WORDS, CachedEye(WIDTH, (7, 7))).to(device).eval()
     clock, rules = Clock(), Rules(longest=21)
     critic = replace(Critic(), batch=batch)
-    write, scores = drawing(model, critic, rules), usual_judge(data)
+    write, scores = drawing(model, critic, rules), given.scores
     if kept:  # as recipes do on a card, where a step is shorter by it
         write, scores = recorded(write), recorded_judge(scores)
     judge = Reward(data, clock, scores)
@@ -282,9 +297,10 @@ def section(setting: Setting, report: Report) -> None:
     torch.set_num_threads(1)
     if not setting.gpu:
         report.part("CIDEr-D", partial(evaluation, setting, report))
+    given = Given.on(setting)
     for name, (sizes, fuse) in cases(setting).items():
         for kept in (False, True) if setting.gpu else (False,):
-            part = partial(reward_share, name, sizes, fuse, kept, setting, report)
+            part = partial(reward_share, name, sizes, fuse, kept, given, setting, report)
             report.part(f"reward, {name}{', recorded' if kept else ''}", part)
     if not setting.gpu:
         report.part("growth", lambda: report.curves.append(growth(setting)))

@@ -4,6 +4,8 @@ The share is the extra time of a watched step over that of a plain one, divided 
 there are to one that is watched.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ def section(setting: Setting, report: Report) -> None:
     torch.set_num_threads(1)
     monitor = AttentionMonitor(every=EVERY)
     for name, sizes in (SMALL if setting.quick else SIZES).items():
-        times = _raced(*_made(sizes, setting.device), monitor, setting)
+        times = _raced(*made(sizes, setting.device), monitor, setting)
         ratio = times.over("watched", "plain")
         share = Spread(*((one - 1) / EVERY for one in (ratio.median, ratio.low, ratio.high)))
         report.add(
@@ -45,6 +47,16 @@ def section(setting: Setting, report: Report) -> None:
 
 def _raced(model: nn.Module, tokens: Tensor, monitor: AttentionMonitor, setting: Setting) -> Times:
     seen: list[object] = []
+    ways = dict(zip(("watched", "plain"), steps(model, tokens, monitor, seen), strict=True))
+    times = race(ways, 2 * setting.rounds, timer(setting.device), limit=15.0)
+    assert seen[0], "nothing was seen"
+    return times
+
+
+def steps(
+    model: nn.Module, tokens: Tensor, monitor: AttentionMonitor, seen: list[object]
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A step that is watched, which leaves what it saw, and the same step as it is."""
 
     def plain() -> None:
         model(tokens).square().mean().backward()
@@ -55,13 +67,11 @@ def _raced(model: nn.Module, tokens: Tensor, monitor: AttentionMonitor, setting:
             plain()
         seen[:] = [pulse.read()]
 
-    ways = {"watched": watched, "plain": plain}
-    times = race(ways, 2 * setting.rounds, timer(setting.device), limit=15.0)
-    assert seen[0], "nothing was seen"
-    return times
+    return watched, plain
 
 
-def _made(sizes: tuple[int, ...], device: str) -> tuple[nn.Module, Tensor]:
+def made(sizes: tuple[int, ...], device: str) -> tuple[nn.Module, Tensor]:
+    """A Transformer and what it reads."""
     layers, width, heads, positions, samples = sizes
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
