@@ -304,6 +304,8 @@ def choose(model: nn.Module, layers: Collection[int | str] | None) -> dict[str, 
     """The modules that `layers` names or counts; None when all are meant."""
     if layers is None:
         return None
+    if isinstance(layers, int | str):
+        raise TypeError(f"layers is a list, also of one: layers=[{layers!r}]")
     listed = attention_modules(model)
     every = dict(model.named_modules())
     chosen: dict[str, nn.Module] = {}

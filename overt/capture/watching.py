@@ -63,6 +63,8 @@ class watch:
         each: Callable[[Call], Any] | None = None,
     ) -> None:
         _refuse(model)
+        if edit is not None and not isinstance(edit, Bias) and not callable(edit):
+            raise TypeError(f"edit is a function (call, weights) or a Bias, not {edit!r}")
         self.model = model
         self.heads = heads
         self.layout = layout

@@ -116,7 +116,8 @@ def _case(
         fresh = copy.deepcopy(module).eval()
         output, attention = attend(copy.deepcopy(fresh), given.clone())
     except Exception as error:
-        return _told(error)
+        how = "module(queries, keys, present)" if attend is plainly else "attend(module, given)"
+        return f"{how} could not be called ({_told(error)}); `attend` says how a module is called"
     answer = Answer(
         output.detach() if isinstance(output, Tensor) else output,
         attention.detach() if isinstance(attention, AttentionMap) else attention,

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import re
 import threading
 import warnings
 import weakref
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from overt.capture import Unseen, watch, watching
+from overt.capture import Unseen, places, watch, watching
 from overt.capture.places import HERE
 from overt.capture.watching import bare
 from tests.capture.toys import FusedAttention, Stack, WrittenAttention
@@ -317,3 +318,13 @@ def test_what_is_no_module_is_refused_by_its_type():
     refuse = inspect.unwrap(watching._refuse)  # without the checks of types that only tests have
     with pytest.raises(TypeError, match=r"takes a torch.nn.Module, and this is of type str"):
         refuse("bert-base-uncased")
+
+
+def test_one_layer_is_a_list_too_and_an_edit_is_a_function(model):
+    choose = inspect.unwrap(places.choose)
+    for given in ("layers.0", -1):
+        with pytest.raises(TypeError, match=re.escape(f"also of one: layers=[{given!r}]")):
+            choose(model, given)
+    make = inspect.unwrap(watch.__init__)
+    with pytest.raises(TypeError, match=r"a function \(call, weights\) or a Bias, not 3"):
+        make(object.__new__(watch), model, edit=3)

@@ -45,7 +45,9 @@ def test_where_there_is_no_map_nothing_else_is_asked():
 
 def test_a_module_that_cannot_be_called_is_told():
     report = examine_attention_module(nn.Linear(8, 8))
-    assert report.failed["gives_output_and_map"].startswith("TypeError: ")
+    said = report.failed["gives_output_and_map"]
+    assert said.startswith("module(queries, keys, present) could not be called (TypeError: ")
+    assert said.endswith("; `attend` says how a module is called")
 
 
 def test_exemptions_have_a_reason_and_do_not_outlive_it():

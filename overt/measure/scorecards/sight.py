@@ -105,13 +105,23 @@ class Sight:
             if isinstance(self.model, Removing):
                 found = self.model.decide(self.features)
             else:
-                found = self.model(self.batch)
+                found = self._given_a_batch(self.model)
         if not isinstance(found, Answer):
             raise ValueError(
                 f"a model gives an output with a prediction and maps, and this one gave a "
                 f"{type(found).__name__}; overt.adopt makes one of any PyTorch model"
             )
         return found
+
+    def _given_a_batch(self, model: Callable[[Batch], Any]) -> Any:
+        """What the model gives for the batch; one that wants tensors is told how it gets them."""
+        try:
+            return model(self.batch)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{type(model).__name__} cannot be called with a batch; "
+                "overt.adopt(model) makes one of any PyTorch model that can"
+            ) from error
 
     @cached_property
     def alone(self) -> Batch:

@@ -231,3 +231,11 @@ def test_a_text_model_of_ours_has_gradient_maps() -> None:
     model = TextClassifier(12, 2, width=0.1, hops=2).eval()
     sight = Sight(model, Texts(3).batch(range(3)))
     assert GRADIENT in sight.names() and ACTIVATION not in sight.names()
+
+
+def test_a_model_that_wants_tensors_is_told_how_it_gets_them() -> None:
+    sight = Sight(nn.Conv2d(3, 4, 3), Pictures(2).batch(range(2)))
+    with pytest.raises(
+        ValueError, match=r"Conv2d cannot be called with a batch; overt.adopt\(model\)"
+    ):
+        sight.output  # noqa: B018  it is asked when it is read
