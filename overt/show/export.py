@@ -127,7 +127,7 @@ def _one_row(attention: AttentionMap, span: str) -> Float[Tensor, "b n"]:
 # Files
 
 
-def save_map(path: Path, attention: AttentionMap) -> None:
+def save_map(path: Path | str, attention: AttentionMap) -> None:
     """Write a map as plain arrays (.npz): weights, mask, layouts and geometry; no gradient.
 
     numpy can read it without overt: `np.load(path)["values"]`.
@@ -145,12 +145,12 @@ def save_map(path: Path, attention: AttentionMap) -> None:
         "keys": _layout_out(attention.keys, "keys", arrays),
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    files.write_arrays(path, arrays)
+    files.write_arrays(Path(path), arrays)
 
 
-def load_map(path: Path) -> AttentionMap:
+def load_map(path: Path | str) -> AttentionMap:
     """Read what `save_map` wrote; a file that is anything else is `Damaged`."""
-    arrays = files.read_arrays(path)
+    arrays = files.read_arrays(Path(path))
     try:
         about = json.loads(arrays["about"].tobytes())
         if about["version"] != VERSION:

@@ -47,12 +47,13 @@ figcaption {{ color: #66666c; margin-top: .5rem }}
 """
 
 
-def save_figure(path: Path, figure: "Figure", title: str = "attention") -> Path:
+def save_figure(path: Path | str, figure: "Figure", title: str = "attention") -> Path:
     """Write a figure as .png, .svg or .html, whole or not at all; the same one is the same bytes.
 
     `title` says in words what is to be seen. Letters stay letters in an SVG, and a page asks for
     nothing from elsewhere.
     """
+    path = Path(path)
     kind = path.suffix.lower()
     if kind not in (".png", ".svg", ".html"):
         raise BadInput(f"{path} is no kind of picture: its name ends in .png, .svg or .html.")

@@ -186,10 +186,10 @@ class HeadView:
         )
         return text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
 
-    def save(self, path: Path) -> Path:
+    def save(self, path: Path | str) -> Path:
         """Write the page as a file."""
-        files.write_text(path, self.html())
-        return path
+        files.write_text(Path(path), self.html())
+        return Path(path)
 
     def _repr_html_(self) -> str:
         """The page in a frame: its styles and scripts stay inside, and it may ask nobody."""

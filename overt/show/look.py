@@ -49,9 +49,12 @@ MOST_LABELS = 48  # tokens that still have room for their names beside a table
 MOST_TILES = 48  # layers or heads that still have room for a picture each
 
 
-def save(path: Path, panels: Sequence[Panel], choices: Sequence[Choice] | None = None) -> Path:
+def save(
+    path: Path | str, panels: Sequence[Panel], choices: Sequence[Choice] | None = None
+) -> Path:
     """Write a view of these panels: a picture (.png, .svg) or a page to look around in (.html)."""
     chosen = list(choices) if choices is not None else [usual(one) for one in panels]
+    path = Path(path)
     kind = path.suffix.lower()
     if kind in (".html", ".htm"):
         from overt.show.browse import page

@@ -32,9 +32,10 @@ class View:
         """The whole page."""
         return page([self.panel], [self.choice])
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> Path:
         """Write the page as a file."""
-        files.write_text(path, self.html())
+        files.write_text(Path(path), self.html())
+        return Path(path)
 
     def _repr_html_(self) -> str:
         """The page in a frame: its styles and scripts stay inside, and it may ask nobody."""

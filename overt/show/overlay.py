@@ -250,7 +250,7 @@ def scale_bar(
     return np.repeat(np.rint(line).astype(np.uint8)[None], height, axis=0)
 
 
-def save_png(path: Path, picture: UInt8[np.ndarray, "y x c"]) -> None:
+def save_png(path: Path | str, picture: UInt8[np.ndarray, "y x c"]) -> None:
     """Write a picture as PNG, whole or not at all."""
-    with files.replacing(path) as temporary:
+    with files.replacing(Path(path)) as temporary:
         Image.fromarray(picture).save(temporary, format="PNG", optimize=True)

@@ -43,14 +43,15 @@ _MEANINGS = {
 }
 
 
-def report(out: Path, runs: Sequence[Path], most: int = 64) -> Path:
+def report(out: Path | str, runs: Sequence[Path | str], most: int = 64) -> Path:
     """Write the page about these run folders to `out`, an .html file or a folder; return its path.
 
     The gallery shows at most `most` samples; 64 of them stay under 5 MB. What a run lacks is said
     in a sentence on the page; a folder that is no run raises `BadInput`, and so do several runs
     that were tested on other samples.
     """
-    page = render(read_runs(runs), most)
+    page = render(read_runs([Path(run) for run in runs]), most)
+    out = Path(out)
     target = out if out.suffix.lower() in {".html", ".htm"} else out / "report.html"
     files.write_text(target, page)
     return target

@@ -35,7 +35,7 @@ Draw = Callable[..., UInt8[np.ndarray, "y x 3"]]
 
 def picture(
     samples_by_run: Mapping[str, Sequence[Sample]],
-    path: Path,
+    path: Path | str,
     style: Style = PLAIN,
     draw: Draw = overlay,
 ) -> None:

@@ -185,8 +185,8 @@ def test_every_number_format_and_kind_comes_back(
 ) -> None:
     path = tmp_path_factory.mktemp("map") / "map.npz"
     values = torch.rand(1, 2, 1, 2, 3).to(dtype)
-    save_map(path, AttentionMap(values.requires_grad_(), words(3), words(2), kind=kind))
-    back = load_map(path)
+    save_map(str(path), AttentionMap(values.requires_grad_(), words(3), words(2), kind=kind))
+    back = load_map(str(path))
     assert back.kind is kind and back.values.dtype is dtype and not back.values.requires_grad
     assert torch.equal(back.values, values)
 

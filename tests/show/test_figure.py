@@ -39,7 +39,7 @@ def test_a_place_in_inches_is_where_the_pixels_are(tmp_path):
 
 
 def test_pages_ask_for_nothing_and_letters_stay_letters(tmp_path):
-    svg = save_figure(tmp_path / "a.svg", drawn(), "a map & more").read_text()
+    svg = save_figure(str(tmp_path / "a.svg"), drawn(), "a map & more").read_text()
     minidom.parseString(svg)
     assert "no $sign$ means &lt;anything&gt;" in svg and "a map &amp; more" in svg
     html = save_figure(tmp_path / "a.html", drawn(), "a map & more").read_text()

@@ -110,7 +110,7 @@ def test_the_frame_holds_the_page_and_nothing_leaves_it(tmp_path: Path):
     frame = view._repr_html_()
     assert frame.count("<") == 2 and 'sandbox="allow-scripts"' in frame
     assert unescape(frame.split('srcdoc="')[1].split('" style=')[0]) == text
-    assert view.save(tmp_path / "heads.html").read_text() == text
+    assert view.save(str(tmp_path / "heads.html")).read_text() == text
 
 
 def test_tokens_are_found_as_people_write_them():

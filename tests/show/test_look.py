@@ -134,7 +134,7 @@ def test_no_weight_is_white_and_the_largest_the_darkest() -> None:
 def test_files_open_and_are_the_same_each_time(tmp_path: Path, kind: str) -> None:
     panels = [reading(), looking()]
     one = save(tmp_path / f"a.{kind}", panels)
-    two = save(tmp_path / f"b.{kind}", panels)
+    two = save(str(tmp_path / f"b.{kind}"), panels)
     assert one.read_bytes() == two.read_bytes()
     if kind == "png":
         with Image.open(one) as picture:

@@ -50,6 +50,6 @@ def test_tokens_name_both_axes_of_self_attention_and_the_keys_of_cross() -> None
 
 def test_the_page_can_be_kept(tmp_path: Path) -> None:
     shown = view(seeing(1), PHOTO, title="mine")
-    shown.save(tmp_path / "mine.html")
+    shown.save(str(tmp_path / "mine.html"))
     assert (tmp_path / "mine.html").read_text() == shown.html()
     assert "<title>mine · overt look</title>" in shown.html()

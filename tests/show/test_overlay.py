@@ -207,7 +207,7 @@ def test_scale_bar_runs_from_the_ground_to_the_last_colour() -> None:
 
 def test_a_png_comes_back_pixel_by_pixel(tmp_path: Path) -> None:
     picture = torch.randint(0, 256, (12, 7, 3), dtype=torch.uint8).numpy()
-    save_png(tmp_path / "a" / "b.png", picture)
+    save_png(str(tmp_path / "a" / "b.png"), picture)
     assert (np.asarray(Image.open(tmp_path / "a" / "b.png")) == picture).all()
 
 

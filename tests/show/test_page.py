@@ -150,7 +150,7 @@ def test_a_page_is_made_without_any_one_part(
     for folder in three_runs:
         path = folder / part
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    page = Reader(report(tmp_path, three_runs).read_text())
+    page = Reader(report(str(tmp_path), [str(run) for run in three_runs]).read_text())
     assert page.count("p", "note") == 3 and f"has no {part}" in words(page)
     assert (part == "results.json") == ("No run has measured anything yet" in words(page))
     assert (part == "gallery") == ("No run has a gallery yet" in words(page))

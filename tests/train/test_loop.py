@@ -120,7 +120,7 @@ def test_the_gradient_is_that_of_the_mean_over_rows(tmp_path: Path) -> None:
         "model": ParameterSet(torch.optim.SGD(own, lr=1.0)),
         "adversary": ParameterSet(torch.optim.SGD(net.adversary.parameters(), lr=1.0)),
     }
-    fit(net, data, toys.step, sets, Limits(1, 10), out=tmp_path, seed=0, device="cpu")
+    fit(net, data, toys.step, sets, Limits(1, 10), out=str(tmp_path), seed=0, device="cpu")
     after = dict(net.named_parameters())
     names = [name for name, _ in net.named_parameters() if not name.startswith("adversary")]
     for name, gradient in zip(names, expected, strict=True):
