@@ -25,7 +25,7 @@ NO_MIRROR = {
 }
 # Tests that mirror no module.
 NO_MODULE = {"test_house.py", "test_readme.py", "test_packaging.py", "test_docs.py", "test_ci.py"}
-NO_MODULE |= {"test_bad_input.py", "test_speed.py"}
+NO_MODULE |= {"test_bad_input.py", "test_kept.py", "test_speed.py"}
 # Folders of tests that go through the whole house: beside foreign libraries, and what must survive.
 NO_MIRRORS = ("parity/", "trust/")
 
