@@ -21,7 +21,7 @@ CELLS = 1024  # of a sample, at most: a kernel holds the scores of all
 CELL = 2048  # features of a cell, at most
 WIDE = 256  # features of a head, at most
 PIECE = 32  # cells of a sample that are looked at together
-LAUNCH = {"num_warps": 4, "num_stages": 1}  # few pieces: to load ahead only takes room from others
+LAUNCH = {"num_warps": 8, "num_stages": 1}  # few pieces: to load ahead only takes room from others
 PARTS = 8  # of the rows, in which the gradient of the layer is summed
 
 
