@@ -112,7 +112,22 @@ def _leaving(module: nn.Module, inputs: Any, output: Any) -> None:
     if _loose(HERE.events.last.event):
         _settle(module)
     if HERE.traces:
-        for at in [at for at, trace in HERE.traces.items() if trace.module is module]:
+        _let_go(module, output)
+
+
+def _let_go(module: nn.Module, output: Any) -> None:
+    """Follow a softmax no further than the module that took it, unless that is all it does.
+
+    A softmax that is a module of its own gives its shares to the attention around it, where they
+    meet the values. A router gives them to a block that is not named like attention.
+    """
+    given = output if isinstance(output, tuple | list) else (output,)
+    around = HERE.stack[-1] if HERE.stack and looks_like_attention(HERE.stack[-1]) else None
+    for at, trace in [pair for pair in HERE.traces.items() if pair[1].module is module]:
+        handed = any(one is trace.tensor for one in given)
+        if around is not None and handed and not trace.origin.met:
+            trace.origin.module = around
+        else:
             del HERE.traces[at]
 
 

@@ -217,3 +217,50 @@ def test_sorting_positions_into_groups_is_no_attention(sort):
     with watch(model) as seen:
         model(torch.randn(2, 5, 8))
     assert [call.shape for call in seen] == [(2, 1, 5, 5)]
+
+
+class Shares(nn.Module):
+    """A softmax that is a module of its own, by itself or beside something else."""
+
+    def __init__(self, beside: bool):
+        super().__init__()
+        self.beside = beside
+
+    def forward(self, scores):
+        shares = F.softmax(scores, dim=-1)
+        return (shares, None) if self.beside else shares
+
+
+class AttentionInParts(nn.Module):
+    def __init__(self, beside: bool):
+        super().__init__()
+        self.query, self.shares = nn.Linear(8, 8), Shares(beside)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        shares = self.shares(self.query(x) @ x.transpose(1, 2))
+        return self.dropout(shares[0] if self.shares.beside else shares) @ x
+
+
+class Blend(AttentionInParts):
+    """The same, named like nothing that looks: a mixture of experts."""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_softmax_that_is_a_module_of_its_own_belongs_to_the_attention_around_it(beside):
+    torch.manual_seed(0)
+    model, x = AttentionInParts(beside), torch.randn(2, 5, 8)
+    with watch(model) as seen:
+        model(x)
+    expected = (model.query(x) @ x.transpose(1, 2)).softmax(-1)
+    (call,) = seen.calls
+    assert call.module is model and call.kind is Kind.PROBABILITY
+    torch.testing.assert_close(call.weights()[:, 0], expected)
+    with watch(model, edit=lambda call, weights: torch.zeros_like(weights)):
+        assert not model(x).any()
+
+
+def test_a_router_that_gives_its_shares_away_is_not_followed():
+    model = Blend(beside=False)
+    with pytest.raises(Unseen, match="no attention that could be seen"), watch(model):
+        model(torch.randn(2, 5, 8))
