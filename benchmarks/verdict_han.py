@@ -233,6 +233,7 @@ def sort_of_clevr_short(kept: Kept) -> None:
         print(f"  {'unstable' if loose else 'not unstable here'}")
     difference(kept, "adahan-rn", "han-rn", RELATIONAL, "as many as a question needs")
     collapse(kept, "adahan-rn")
+    difference(kept, "han-sum", "san2-pos", "accuracy", "beside it, hard and soft end to end")
 
 
 def sort_of_clevr_fine(kept: Kept) -> None:
@@ -314,6 +315,7 @@ def scenes(kept: Kept) -> None:
     for other in ("blind-sum-16", "random-sum-16"):
         difference(kept, "han-sum-16", other, "covered", "finds what decides")
     choosing(kept)
+    difference(kept, "han-sum-16", "san2-pos", "accuracy", "beside it, hard and soft end to end")
     families(kept)
 
 
@@ -350,6 +352,21 @@ def stopped(folder: Path) -> None:
                 f"{name}: step {last[0]}, one thing {last[2]:.3f}, relational {last[3]:.3f}; "
                 f"counts {counts}, finds by colour {finds}"
             )
+
+
+def unfinished(folder: Path) -> None:
+    """Rows of a table that were stopped: validation where all of their seeds got, no verdict."""
+    if not (folder / "stopped.json").is_file():
+        return
+    found = json.loads((folder / "stopped.json").read_text())
+    curves: dict[str, dict[int, float]] = {
+        run: {int(step): value for step, value in rows} for run, rows in found["validation"].items()
+    }
+    last = max(set.intersection(*(set(one) for one in curves.values())))
+    print(f"stopped, validation after {last} steps, no verdict")
+    for row in dict.fromkeys(run.partition("/")[0] for run in curves):
+        each = [one[last] for run, one in curves.items() if run.partition("/")[0] == row]
+        print(f"  {row}: {listed(each)}, mean {statistics.fmean(each):.3f}")
 
 
 def _first(rows: Sequence[Sequence[float]], column: int, level: float, asked: int) -> str:
@@ -403,6 +420,7 @@ def main(words: Sequence[str]) -> None:
         if kept is not None:
             overview(kept)
             judge(kept)
+            unfinished(HERE / name)
     stopped(HERE / "han-sortclevr-stopped")
 
 
