@@ -107,6 +107,8 @@ def _remedy(module: nn.Module) -> str:
             'model.set_attn_implementation("sdpa") or "eager" does show it.'
         )
     return (
-        f"{kind} attends in a way that PyTorch does not show (a custom kernel, or a softmax over "
-        "another axis than the last); use scaled_dot_product_attention or softmax(dim=-1)."
+        f"{kind} attends in a way that PyTorch does not show (a custom kernel, a softmax over "
+        "another axis than the last or of two axes, weights that are multiplied and summed by "
+        "hand); use scaled_dot_product_attention, or softmax(dim=-1) of (b, q, k) and a matrix "
+        "product. Or let it return its weights: AttentionMap.from_cells makes a map of (b, k)."
     )
