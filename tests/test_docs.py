@@ -274,3 +274,55 @@ def test_the_test_that_a_row_names_asks_the_library_that_it_names(row: list[str]
         assert function.strip("`") in asked, f"{place} does not call {function}"
     for room, name in re.findall(r"`(measure|supervise)[.](\w+)`", what):
         assert hasattr(getattr(overt, room), name), f"{room}.{name} is not there"
+
+
+# --- notebooks of the tutorials
+
+
+@pytest.fixture(scope="module")
+def notebooks() -> Iterator[ModuleType]:
+    yield load("notebooks")
+    sys.modules.pop("notebooks", None)
+
+
+PAGE = """# Title
+
+Some text.
+
+```python needs=torch
+print(1)
+```
+
+```output within=0.1
+1
+```
+
+```python
+x = 2
+```
+
+More text.
+
+```console
+$ overt list
+```
+"""
+
+
+def test_a_notebook_has_the_text_the_code_and_what_it_printed(notebooks: ModuleType) -> None:
+    made = json.loads(notebooks.notebook(PAGE))
+    text, first, second, rest = made["cells"]
+    assert "".join(text["source"]) == "# Title\n\nSome text."
+    assert first["source"] == ["print(1)"] and first["outputs"][0]["text"] == ["1\n"]
+    assert second["source"] == ["x = 2"] and second["outputs"] == []
+    assert "".join(rest["source"]) == "More text.\n\n```console\n$ overt list\n```"
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs/tutorials").glob("*.md")), ids=lambda p: p.stem
+)
+def test_the_notebook_beside_a_tutorial_is_made_of_it(page: Path, notebooks: ModuleType) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    kept = page.with_suffix(".ipynb")
+    assert kept.read_text() == notebooks.notebook(page.read_text()), "run python docs/notebooks.py"
+    nbformat.validate(nbformat.read(kept, 4))
