@@ -139,6 +139,34 @@ def test_why_something_was_not_measured_is_told_in_words():
     ]
 
 
+def test_kernels_that_fail_are_done_without_and_it_is_told(monkeypatch):
+    hard, report = load("sections.hard"), load("sections.report")
+    monkeypatch.setattr(hard.card, "installed", lambda: True)
+    case = hard.Case(hard.Pairwise(8), 2, 5, 8, "cpu")
+    good, bad = report.Report(), report.Report()
+    hard.tried(case, good)
+    assert not good.rows and hard.card.installed() and case.cells.grad is None
+
+    def broken(cells: Any, rule: Any) -> Any:
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(hard, "chosen", broken)
+    hard.tried(case, bad)
+    assert not hard.card.installed()
+    assert [row.note for row in bad.rows] == [
+        "plain operations instead; not measured: RuntimeError, out of resource: shared memory"
+    ]
+
+
+def test_the_quicker_way_to_take_all_cells_is_the_peer():
+    hard, clock = load("sections.hard"), load("sections.clock")
+    times = clock.Times(
+        {"all cells": [4.0, 4.0], "all cells, by kernels": [3.0, 3.0], "kept cells": [1.0, 1.0]}
+    )
+    row = hard._row("some", times, 6.0, "of the ratio of operations", None)
+    assert row.theirs == "all cells, by kernels" and row.value.median == 0.5
+
+
 # --- the table
 
 
