@@ -26,6 +26,7 @@ COLUMNS = {  # what is shown, and the names it has in results.json
 WORLDS = {
     "scenes": "questions about scenes, 24,000 to learn from",
     "ssa-scenes": "questions about scenes, 12,000 to learn from (Self Supervision for Attention)",
+    "han-scenes": "questions about scenes (Bootstrapping Hard Attention)",
     "han-sortclevr": "Sort-of-CLEVR in full (Bootstrapping Hard Attention)",
     "han-sortclevr-short": "Sort-of-CLEVR, a third of the steps (Bootstrapping Hard Attention)",
     "ltpa-scenes": "the color of the largest thing (Learn To Pay Attention)",
