@@ -837,6 +837,7 @@ def _laid(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> 
 def _show_recipe(recipe: Any) -> None:
     """All about one recipe: the docstring of its function, the paper's figures, the settings."""
     import inspect
+    import textwrap
 
     from overt.recipes import recipes, settings
 
@@ -853,6 +854,10 @@ def _show_recipe(recipe: Any) -> None:
         print()
     lines = [[one.key, settings.shown(one.value), one.wants] for one in settings.describe(recipe)]
     _print("Settings, for --set KEY=VALUE", ["key", "value", "takes"], lines)
+    print("\nWhat they mean")
+    for section, text in settings.explain(recipe).items():
+        words = " ".join(text.split())
+        print(textwrap.fill(words, 96, initial_indent=f"{section}: ", subsequent_indent="  "))
 
 
 def _show_rows(table: Any) -> None:

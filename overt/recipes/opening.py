@@ -79,6 +79,11 @@ def lacking(folder: Path) -> str | None:
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
             return f"{folder} holds an adapter, not a model; merge it into its model and save that."
+        runs = sorted(path.parent.name for path in folder.glob("*/results.json"))
+        if runs:
+            return (
+                f"{folder} holds runs and no model; name one of them, such as {folder / runs[0]}."
+            )
         return f"{folder} holds no model: it has no config.json."
     index = folder / "model.safetensors.index.json"
     if index.is_file():

@@ -36,6 +36,11 @@ class Precision(Enum):
 class Train:
     """How long and how fast: `steps` ends the run earlier than `epochs` would.
 
+    A step takes `accumulate` portions of `batch` items. The learning rate climbs to `rate` over the
+    first `warmup` of training, a share, and falls along a cosine; `decay` is that of the weights,
+    and `clip` the largest length of a gradient. `precision` is the number format of the forward
+    pass. With `patience` a run ends after more than so many validations without a new best. Every
+    `save_every` steps a checkpoint is kept; `workers` processes read the data, 0 reads it here.
     `card` is how many test samples the scorecard at the end is made of; 0 makes none. With `graph`
     steps are recorded and replayed on a CUDA card, which a small network is several times as quick
     with; elsewhere it changes nothing. Every `watch` steps the log tells how the attention of each

@@ -34,6 +34,8 @@ class Target(Enum):
 class Data:
     """Which part of the world: `world` is its seed, `limit` caps the scenes of every split.
 
+    `train`, `val` and `test` are how many scenes each has, with four questions to a scene, and
+    `size` the pixels of a side.
     `held_out` names a family of questions that is left out of training and asked in the test, whose
     scenes come in rounds of 24 (`posing.turns`): words give exactly nothing away in whole rounds.
     """
@@ -49,7 +51,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """How wide the network is and how it looks."""
+    """How wide the network is and how it looks.
+
+    `width` multiplies the features of every layer. `glimpses` is how many heads look at the image,
+    and `dropout` that of the network.
+    """
 
     width: float = 1.0
     look: Look = Look.SOFT
@@ -59,7 +65,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Supervise:
-    """What attention is taught, and how much that counts beside the task."""
+    """What attention is taught, and with how much `weight` beside the task."""
 
     target: Target = Target.NOTHING
     weight: float = 1.0

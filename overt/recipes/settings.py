@@ -7,6 +7,7 @@ number. Nothing here imports torch, so that a typing mistake is answered at once
 
 import dataclasses
 import difflib
+import inspect
 import math
 import sys
 import types
@@ -51,6 +52,36 @@ class Setting:
 def flatten(recipe: Recipe) -> dict[str, Any]:
     """The value of every setting, by dotted name, in the order of the recipe's fields."""
     return {key: value for key, _, _, value in _leaves(recipe)}
+
+
+def explain(recipe: Recipe) -> dict[str, str]:
+    """What the settings of each section mean: the docstring of its class, and of its choices.
+
+    A choice that the section's own words name is not told again.
+    """
+    told: dict[str, str] = {}
+    for section, part in _sections(recipe):
+        text = inspect.getdoc(type(part)) or ""
+        hints = get_type_hints(type(part))
+        for field in dataclasses.fields(part):
+            kinds = [one for one in _members(hints[field.name]) if _is_enum(one)]
+            if kinds and f"`{field.name}`" not in text:
+                text += f"\n\n`{field.name}`: {(inspect.getdoc(kinds[0]) or '').strip()}"
+        told[section] = text
+    return told
+
+
+def _sections(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dataclass below `part`, by its dotted name."""
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if dataclasses.is_dataclass(value):
+            yield f"{prefix}{field.name}", value
+            yield from _sections(value, f"{prefix}{field.name}.")
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def describe(recipe: Recipe) -> list[Setting]:

@@ -117,6 +117,14 @@ def test_a_folder_that_is_no_model_is_refused(bert: Path, spoil: Any, said: str)
         locate(str(bert))
 
 
+def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
+    for name in ("soft", "hard"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"holds runs and no model; name one .*, such as .*hard\.$"):
+        locate(str(tmp_path))
+
+
 def test_broken_files_are_named(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"'.*nowhere' is not a folder.*hf:NAME or timm:NAME"):
         locate(str(tmp_path / "nowhere"))

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overt.errors import BadInput
-from overt.recipes import settings
+from overt.recipes import recipes, settings
 from overt.recipes.recipe import NO_FIGURES, Precision, Train
 
 
@@ -282,3 +282,19 @@ def test_checking_settings_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_every_section_of_every_recipe_says_what_it_means() -> None:
+    for make in recipes().values():
+        told = settings.explain(make())
+        keys = settings.flatten(make())
+        assert set(told) == {key.rpartition(".")[0] for key in keys}
+        assert all(len(text) > 20 for text in told.values())
+
+
+def test_choices_are_explained_by_their_own_words_unless_the_section_does() -> None:
+    told = settings.explain(recipes()["scenes-soft"]())
+    assert "`look`: How the model looks at the image." in told["model"]
+    for name in [one.name for one in fields(Train)]:
+        assert f"`{name}`" in told["train"], name
+    assert "`precision`:" not in told["train"], "it is told already"

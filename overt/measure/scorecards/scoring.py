@@ -346,7 +346,7 @@ def _claim(out: Path, plan: Mapping[str, Any]) -> None:
         name for name in plan if not isinstance(theirs, dict) or theirs.get(name) != plan[name]
     ]
     raise BadInput(
-        f"{out} holds a scorecard with another {' and another '.join(other)}; choose another "
+        f"{out} holds a scorecard of other work, which differs in {', '.join(other)}; choose another "
         "folder or remove this one."
     )
 

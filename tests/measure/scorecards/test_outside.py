@@ -79,7 +79,7 @@ def test_a_scorecard_of_maps_alone(tmp_path: Path) -> None:
     assert card.intervals["theirs", "cc"].mean == pytest.approx(1)
     write_arrays(tmp_path / "maps.npz", {name: 2 * one for name, one in truth.items()})
     again = {"theirs": outside_maps(tmp_path / "maps.npz")}
-    with pytest.raises(BadInput, match="holds a scorecard with another maps"):
+    with pytest.raises(BadInput, match="a scorecard of other work, which differs in maps"):
         measure.scorecard(None, data, ["spearman", "cc"], again, out=tmp_path / "out")
 
 
