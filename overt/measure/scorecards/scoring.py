@@ -346,8 +346,8 @@ def _claim(out: Path, plan: Mapping[str, Any]) -> None:
         name for name in plan if not isinstance(theirs, dict) or theirs.get(name) != plan[name]
     ]
     raise BadInput(
-        f"{out} holds a scorecard of other work, which differs in {', '.join(other)}; choose another "
-        "folder or remove this one."
+        f"{out} holds a scorecard of other work, which differs in {', '.join(other)}; choose "
+        "another folder or remove this one."
     )
 
 
