@@ -108,7 +108,7 @@ def _remedy(module: nn.Module) -> str:
         )
     return (
         f"{kind} attends in a way that PyTorch does not show (a custom kernel, a softmax over "
-        "another axis than the last or of two axes, weights that are multiplied and summed by "
-        "hand); use scaled_dot_product_attention, or softmax(dim=-1) of (b, q, k) and a matrix "
-        "product. Or let it return its weights: AttentionMap.from_cells makes a map of (b, k)."
+        "another axis than the keys, shares that no softmax made); use "
+        "scaled_dot_product_attention, or softmax(dim=-1) and a matrix product. Or let it return "
+        "its weights: AttentionMap.from_cells makes a map of (b, k)."
     )

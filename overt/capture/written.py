@@ -3,6 +3,10 @@
 A softmax over the last axis may be attention, or a router, or a class head. It is followed through
 dropout, casts and reshapes, and is attention when it meets the values in a product. What the
 product takes is what counts: sinks that were cut off and heads that were mixed are seen as such.
+
+Shares of one query a sample, (b, k) or (b, k, 1), as additive attention has them, are attention
+too when they meet values (b, k, d), but only in a module that is named like it: gates and mixtures
+of experts are written alike.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +20,7 @@ from overt.attention import Kind
 from overt.capture.axes import four, heads_of
 from overt.capture.call import Projected, Route, Written
 from overt.capture.edits import changed, edits_of
-from overt.capture.places import HERE
+from overt.capture.places import HERE, looks_like_attention
 from overt.capture.records import Record, remember
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
@@ -39,7 +43,19 @@ _SAME = {
     Tensor.__getitem__,
 }
 _PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum}
-PASSING = _DROPOUT | _SAME  # of interest only where there is a softmax to follow
+# Where one query has no axis, these give it one.
+_TURNED = {
+    Tensor.unsqueeze,
+    torch.unsqueeze,
+    Tensor.squeeze,
+    torch.squeeze,
+    Tensor.transpose,
+    torch.transpose,
+    Tensor.permute,
+    torch.permute,
+}
+_TIMES = {Tensor.__mul__, Tensor.mul, torch.mul, Tensor.multiply, torch.multiply}
+PASSING = _DROPOUT | _SAME | _TURNED | _TIMES  # only where there is a softmax to follow
 FUNCTIONS = _SOFTMAX | PASSING | _PRODUCT
 
 
@@ -74,6 +90,25 @@ class Trace:
     rate: float = 0.0
     mixed: bool = False
     piece: bool = False
+    heads: int | None = None  # None when the module says how many there are
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that took the softmax."""
+        return self.origin.module
+
+
+@dataclass(frozen=True, eq=False)
+class Pooled:
+    """The shares of one query a sample, (b, k) or (b, k, 1), on their way to the values.
+
+    `clean` and `rate` are those of `Trace`. The logits of the origin are (b, 1, 1, k).
+    """
+
+    origin: Softmax
+    tensor: Tensor
+    clean: Tensor
+    rate: float = 0.0
 
     @property
     def module(self) -> nn.Module:
@@ -85,30 +120,49 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `func`, and a note of what became of a softmax."""
     if func in _PRODUCT:
         return _product(func, args, kwargs)
+    if func in _TIMES:
+        return _times(func, args, kwargs)
     result = func(*args, **kwargs)
-    if not isinstance(result, Tensor) or result.ndim < 3:
+    if not isinstance(result, Tensor) or result.ndim < 2:
         return result
     if func in _SOFTMAX:
         axis = args[1] if len(args) > 1 else kwargs.get("dim")
-        given = args[0] if args else kwargs["input"]
-        if axis in (-1, result.ndim - 1):
-            _note(Trace(Softmax(HERE.stack[-1], given, _factors(given)), result, result))
+        _begin(args[0] if args else kwargs["input"], axis, result)
         return result
     trace = _known(args[0] if args else kwargs.get("input"))
     if trace is not None and result is not trace.tensor:
         if func in _DROPOUT:
             rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
             _note(replace(trace, tensor=result, rate=rate))
-        else:
+        elif isinstance(trace, Pooled):
+            _turned(trace, result)
+        elif func in _SAME and result.ndim > 2:
             _same(func, args, kwargs, trace, result)
     return result
 
 
-def _note(trace: Trace) -> None:
+def _begin(given: Tensor, axis: int | None, result: Tensor) -> None:
+    """Follow a softmax over the last axis, or over the keys of one query a sample."""
+    module, last = HERE.stack[-1], axis in (-1, result.ndim - 1)
+    if last and result.ndim > 2:
+        _note(Trace(Softmax(module, given, _factors(given)), result, result))
+    elif looks_like_attention(module) and (
+        (last and result.ndim == 2)
+        or (axis in (1, -2) and result.ndim == 3 and result.shape[2] == 1)
+    ):
+        _note(Pooled(Softmax(module, _row(given)), result, result))
+
+
+def _row(shares: Tensor) -> Tensor:
+    """(b, 1, 1, k): one head and one query."""
+    return shares.reshape(len(shares), 1, 1, -1)
+
+
+def _note(trace: Trace | Pooled) -> None:
     HERE.traces[id(trace.tensor)] = trace
 
 
-def _known(tensor: Any) -> Trace | None:
+def _known(tensor: Any) -> Trace | Pooled | None:
     trace = HERE.traces.get(id(tensor))
     return trace if trace is not None and trace.tensor is tensor else None
 
@@ -129,6 +183,60 @@ def _same(func: Any, args: Any, kwargs: Any, trace: Trace, result: Tensor) -> No
     _note(replace(trace, tensor=result, clean=clean, dropped=dropped, piece=piece))
 
 
+def _turned(trace: Pooled, result: Tensor) -> None:
+    """The shares of one query in another shape; with an axis of queries they are like any other."""
+    b, k = len(trace.tensor), trace.tensor.numel() // max(1, len(trace.tensor))
+    if tuple(result.shape) not in ((b, k), (b, k, 1), (b, 1, k)):
+        return
+    clean = result
+    if trace.clean is not trace.tensor:
+        clean = trace.clean.reshape(result.shape).to(result.dtype)
+    if tuple(result.shape) == (b, 1, k):
+        _note(Trace(trace.origin, result, clean, rate=trace.rate, heads=1))
+    else:
+        _note(replace(trace, tensor=result, clean=clean))
+
+
+def _times(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product of single numbers, in which shares (b, k, 1) may meet values (b, k, d)."""
+    for place, operand in enumerate(args if len(args) == 2 else ()):
+        trace, other = _known(operand), args[1 - place]
+        if not isinstance(trace, Pooled) or not isinstance(other, Tensor):
+            continue
+        if operand.ndim == other.ndim == 3 and other.shape[:2] == operand.shape[:2]:
+            return _gather(func, args, kwargs, place, trace, other)
+    return func(*args, **kwargs)
+
+
+def _gather(
+    func: Any, args: tuple[Any, ...], kwargs: Any, place: int, trace: Pooled, values: Tensor
+) -> Any:
+    """The shares of one query times the values, remembered, with the edits of whoever watches."""
+    source: Projected | Written
+    source = Written(_row(trace.clean), Kind.PROBABILITY, trace.origin.logits)
+    edits = edits_of(trace.module)
+    if edits:
+        source = changed(trace.module, Route.SOFTMAX, source, values, edits)
+    if edits or trace.clean is trace.tensor:  # so that a gradient is known by what is kept
+        args = _put(args, place, source, trace)
+    output = func(*args, **kwargs)
+    if not trace.origin.met:
+        remember(Record(trace.module, Route.SOFTMAX, source, values, None, HERE.cross))
+    trace.origin.met = True
+    return output
+
+
+def _put(
+    args: tuple[Any, ...], place: int, source: Projected | Written, trace: Trace | Pooled
+) -> tuple[Any, ...]:
+    """The arguments of a product with these weights in it; what dropout has dropped stays so."""
+    weights = source.weights().reshape(args[place].shape).to(args[place].dtype)
+    if trace.clean is not trace.tensor:
+        kept = (trace.tensor != 0) | (trace.clean == 0)
+        weights = weights * kept / (1 - trace.rate)
+    return (*args[:place], weights, *args[place + 1 :])
+
+
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     at = 1 if func is torch.einsum else 0
     operands = args[at:]
@@ -137,6 +245,10 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operands = args[at:]
     for place, operand in enumerate(operands):
         trace = _known(operand)
+        if isinstance(trace, Pooled):
+            if func is torch.einsum and len(operands) == 2 and _weighs(args[0], place):
+                return _gather(func, args, kwargs, at + place, trace, operands[1 - place])
+            continue
         if trace is None and place == 0:
             trace = _mixed(operand, operands)
         if trace is not None and _sums(func, args[0], place) and _whole(trace):
@@ -177,6 +289,16 @@ def _sums(func: Any, equation: Any, place: int) -> bool:
     return key not in result and not any(query in other for other in others)
 
 
+def _weighs(equation: Any, place: int) -> bool:
+    """Whether a sum over two terms takes the keys of one query, `bk`, out of the values `bkd`."""
+    if not isinstance(equation, str):
+        return False
+    given, _, result = equation.replace(" ", "").partition("->")
+    terms = given.split(",")
+    ours, other = terms[place], terms[1 - place]
+    return len(ours) == 2 and other[:2] == ours and len(other) == 3 and ours[1] not in result
+
+
 def _whole(trace: Trace) -> bool:
     """Whether this is where the weights meet their values; parts that meet apart are refused."""
     trace.origin.split |= trace.piece
@@ -196,6 +318,8 @@ def _mixed(operand: Any, operands: tuple[Any, ...]) -> Trace | None:
     if not isinstance(operands[1], Tensor) or operands[1].ndim < 2:
         return None
     for trace in reversed(HERE.traces.values()):
+        if isinstance(trace, Pooled):
+            continue
         fits = trace.tensor.shape[-2:] == operand.shape[-2:] and trace.module is HERE.stack[-1]
         if fits and not trace.origin.met and operands[1].shape[-2] == operand.shape[-1]:
             return Trace(trace.origin, operand, operand, mixed=True)
@@ -206,7 +330,7 @@ def _meet(
     func: Any, args: tuple[Any, ...], kwargs: Any, place: int, trace: Trace, values: Tensor | None
 ) -> Any:
     """The product of weights and values, remembered, with the edits of whoever watches."""
-    heads = HERE.heads or heads_of(trace.module)
+    heads = trace.heads or HERE.heads or heads_of(trace.module)
     used = four(trace.clean, heads)
     if trace.mixed:
         source: Projected | Written = Written(used, Kind.SIGNED)
@@ -222,11 +346,7 @@ def _meet(
     edits = edits_of(trace.module)
     if edits:
         source = changed(trace.module, Route.SOFTMAX, source, values, edits)
-        weights = source.weights().reshape(args[place].shape).to(args[place].dtype)
-        if trace.clean is not trace.tensor:  # what dropout has dropped stays dropped
-            kept = (trace.tensor != 0) | (trace.clean == 0)
-            weights = weights * kept / (1 - trace.rate)
-        args = (*args[:place], weights, *args[place + 1 :])
+        args = _put(args, place, source, trace)
     output = func(*args, **kwargs)
     if not trace.origin.met:
         remember(Record(trace.module, Route.SOFTMAX, source, values, output, HERE.cross))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from overt.attention import Kind
-from overt.capture import Route, Unseen, watch
+from overt.capture import Route, Unseen, gradient_attention, watch
 from tests.capture.toys import Stack, WrittenAttention
 
 
@@ -264,3 +264,104 @@ def test_a_router_that_gives_its_shares_away_is_not_followed():
     model = Blend(beside=False)
     with pytest.raises(Unseen, match="no attention that could be seen"), watch(model):
         model(torch.randn(2, 5, 8))
+
+
+# --- one query a sample, without an axis of queries
+
+
+class PoolingAttention(nn.Module):
+    """One query over the words of a sample, as `write(scores, x, drop)` writes it: (b, d)."""
+
+    num_heads = 2  # which says nothing about this product
+
+    def __init__(self, write, rate=0.0):
+        super().__init__()
+        self.write, self.score, self.drop = write, nn.Linear(8, 1), nn.Dropout(rate)
+
+    def forward(self, x, mask=None):
+        scores = self.score(x)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[..., None], -1e9)
+        return self.write(scores, x, self.drop)
+
+
+POOLED = {
+    "bmm": lambda s, x, drop: torch.bmm(
+        drop(F.softmax(s.squeeze(2), dim=1)).unsqueeze(1), x
+    ).squeeze(1),
+    "indexed": lambda s, x, drop: (drop(s[..., 0].softmax(-1))[:, None] @ x)[:, 0],
+    "summed": lambda s, x, drop: (drop(s.squeeze(2).softmax(1)).unsqueeze(2) * x).sum(dim=1),
+    "values first": lambda s, x, drop: (x * drop(torch.softmax(s, dim=1))).sum(dim=1),
+    "function": lambda s, x, drop: torch.mul(drop(torch.softmax(s, dim=-2)), x).sum(1),
+    "einsum": lambda s, x, drop: torch.einsum("bk,bkd->bd", drop(s.squeeze(2).softmax(-1)), x),
+    "turned": lambda s, x, drop: (drop(s.softmax(dim=1)).transpose(1, 2) @ x).flatten(1),
+}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("way", POOLED)
+def test_one_query_without_an_axis_of_queries_is_seen(way, rate):
+    torch.manual_seed(0)
+    model, x = PoolingAttention(POOLED[way], rate), torch.randn(4, 5, 8)
+    with watch(model) as seen:
+        torch.manual_seed(1)
+        found = model(x)
+    torch.manual_seed(1)
+    assert torch.equal(model(x), found), "what the model gives is what it gives unseen"
+    expected = model.score(x).squeeze(2).softmax(dim=1)
+    (call,) = seen.calls
+    assert call.shape == (4, 1, 1, 5) and call.kind is Kind.PROBABILITY
+    torch.testing.assert_close(call.weights()[:, 0, 0], expected)
+    torch.testing.assert_close(call.log_weights()[:, 0, 0], expected.log())
+    call.weights()[..., 0].sum().backward()
+    assert model.score.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("way", POOLED)
+def test_one_query_can_be_edited_and_hides_what_its_scores_hide(way):
+    torch.manual_seed(0)
+    model, x = PoolingAttention(POOLED[way]), torch.randn(4, 5, 8)
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    mask[1, 3:] = False
+    with watch(model) as seen:
+        model(x, mask)
+    assert seen.map().mask[:, 0].tolist() == mask.tolist()
+    with watch(model, edit=lambda call, weights: torch.full_like(weights, 1 / 5)):
+        torch.testing.assert_close(model(x), x.mean(dim=1))
+
+
+@pytest.mark.parametrize("way", POOLED)
+def test_gradients_of_one_query_are_those_of_its_weights(way):
+    torch.manual_seed(0)
+    model, x = PoolingAttention(POOLED[way]).double(), torch.randn(4, 5, 8, dtype=torch.float64)
+    with watch(model) as seen:
+        target = model(x).square().sum(dim=1)
+    found = gradient_attention(seen, target)
+    weights = model.score(x).squeeze(2).softmax(dim=1).detach().requires_grad_()
+    (slope,) = torch.autograd.grad((weights[:, None] @ x).square().sum(), weights)
+    torch.testing.assert_close(found.values[:, 0, 0, 0], weights * slope)
+
+
+class Gate(PoolingAttention):
+    """A mixture of experts is written as additive attention is, and is none."""
+
+
+@pytest.mark.parametrize("way", ["summed", "einsum", "bmm"])
+def test_a_gate_that_is_written_alike_is_not_taken_for_attention(way):
+    with (
+        pytest.raises(Unseen, match="no attention that could be seen"),
+        watch(model := Gate(POOLED[way])),
+    ):
+        model(torch.randn(4, 5, 8))
+
+
+def test_shares_that_meet_no_values_are_no_attention():
+    """(b, k) by (k, c), a picture of shares, and shares by numbers: nobody looks at anything."""
+
+    def elsewhere(scores, x, drop):
+        shares = scores.squeeze(2).softmax(dim=1)
+        return shares @ x[0] + (shares * 2).sum() + (shares.unsqueeze(2) * x[:, :1]).sum()
+
+    model = PoolingAttention(elsewhere)
+    with pytest.raises(Unseen, match="ran and were not seen"), watch(model):
+        model(torch.randn(4, 5, 8))
