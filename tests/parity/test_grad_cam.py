@@ -23,10 +23,11 @@ pytestmark = pytest.mark.long
 def rows() -> dict[str, Any]:
     """What grad_cams.py found, in a process of its own."""
     command = [sys.executable, "-m", "tests.parity.grad_cams"]
-    if (FOLDER / "pytorch_grad_cam").is_dir():
+    for name in ("pytorch_grad_cam", "torchvision", "timm", "cv2"):
+        if not (FOLDER / name).is_dir() and importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not there: `make .venv/.apart` lays it into {FOLDER}")
+    if FOLDER.is_dir():
         command.append(str(FOLDER))
-    elif importlib.util.find_spec("pytorch_grad_cam") is None:
-        pytest.skip(f"pytorch-grad-cam is not there: `make .venv/.apart` lays it into {FOLDER}")
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"},
