@@ -8,7 +8,8 @@ samples keep unequal numbers of cells, layers run on the kept cells or pairs alo
 another without gaps ("packed"), as soon as filling every sample up to the fullest would add more
 than `SPARE` to the work; below that it is not worth the copying. On a CPU the non-local operator
 fills up nothing at all, where samples keep `FEW` cells or more on average. On a card it reads kept
-cells where they stand, by kernels of our own (`card`); what they cannot take is filled up there.
+cells where they stand, by kernels of our own (`card`), unless all samples keep the same number and
+that is above `STANDING`; what kernels cannot take is filled up there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from overt.models.hard.selection import Chosen, Kept, Ragged, Standing
 
 SPARE = 0.1
 FEW = 5  # cells a sample below which a call a sample takes longer than filling samples up
+STANDING = 48  # cells of every sample above which gathered ones are quicker on a card
 
 
 @runtime_checkable
@@ -139,7 +141,8 @@ class Pairwise(nn.Module):
         """What all cells saw in all cells, summed over the cells that look."""
         if isinstance(kept, Standing):
             layer = self.query_and_key.weight
-            if card.can_look(kept.cells, layer, self.heads):
+            few = kept.count is None or kept.count <= STANDING
+            if few and card.can_look(kept.cells, layer, self.heads):
                 seen = card.seen_by_all(kept.cells, kept.kept, layer, self.heads, self.scale)
                 return self._valued(seen)
             kept = kept.side_by_side()

@@ -345,3 +345,15 @@ def test_what_is_not_known_is_refused():
         aggregate_from({"kind": "max"})
     with pytest.raises(ValueError, match="7 features do not part into 2 heads"):
         Pairwise(4, size=7)
+
+
+def test_on_a_card_a_large_known_number_of_cells_is_gathered(question, monkeypatch):
+    """As measured: kernels that need not know the number are quicker up to about 48 cells."""
+    asked = []
+    monkeypatch.setattr(aggregate.card, "can_look", lambda *given: bool(asked.append(given)))
+    cells = torch.randn(5, 60, 4)
+    module = Pairwise(4, 4, heads=2)
+    for count, times in ((aggregate.STANDING, 1), (aggregate.STANDING + 1, 1), (None, 2)):
+        kept = keep_top(presence(cells), count or 50)
+        module(Standing(cells, kept, count), question.float())
+        assert len(asked) == times
