@@ -169,7 +169,8 @@ def test_the_list_says_everything_of_every_measure() -> None:
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        (Wish("nowhere"), "name a data set behind the model"),
+        (Wish("nowhere"), "'nowhere' is not a folder or a file"),
+        (Wish("hf:some/model"), "name a data set behind the model"),
         (Wish("a\0b", "osie"), "NUL character"),
     ],
 )

@@ -168,7 +168,7 @@ def test_progress_is_told_and_a_finished_folder_is_read(tmp_path: Path) -> None:
 
 def test_the_folder_of_another_work_is_refused(tmp_path: Path) -> None:
     measure.scorecard(PlantedCell(), Pictures(4), ["cc"], out=tmp_path)
-    with pytest.raises(BadInput, match="another model and another seed; choose another folder"):
+    with pytest.raises(BadInput, match="differs in model, seed; choose another folder"):
         measure.scorecard(PlantedCell(gain=1.0), Pictures(4), ["cc"], seed=2, out=tmp_path)
 
 
