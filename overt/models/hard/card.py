@@ -20,6 +20,7 @@ from overt.capture.launching import FORMATS, INTERPRETED, installed
 CELLS = 1024  # of a sample, at most: a kernel holds the scores of all
 CELL = 2048  # features of a cell, at most
 WIDE = 256  # features of a head, at most
+SHARED = 160 * 1024  # bytes that a program has to be able to share: data-centre cards from A100 on
 PIECE = 32  # cells of a sample that are looked at together
 LAUNCH = {"num_warps": 8, "num_stages": 1}  # few pieces: to load ahead only takes room from others
 PARTS = 8  # of the rows, in which the gradient of the layer is summed
@@ -44,13 +45,15 @@ def can_list(kept: Bool[Tensor, "b k"]) -> bool:
 def can_look(cells: Float[Tensor, "b k d"], weight: Float[Tensor, "t d"], heads: int) -> bool:
     """Whether the kernels can take these cells and this layer of queries and keys.
 
-    Products of float32 are in TF32 there, so that torch has to allow it
+    Their pieces are those of a data-centre card, and do not fit into smaller ones. Products of
+    float32 are in TF32 there, so that torch has to allow it
     (`torch.set_float32_matmul_precision("high")`).
     """
     kind = _format(cells)
     rounded = torch.get_float32_matmul_precision() != "highest" or INTERPRETED
     return (
         _reachable(cells)
+        and _roomy(cells.device)
         and kind in FORMATS
         and cells.dtype in FORMATS
         and (kind != torch.float32 or rounded)
@@ -336,6 +339,15 @@ def _sizes(kind: torch.dtype) -> tuple[dict[str, int], dict[str, int]]:
         return {"BM": 16, "BN": 32, "BK": 16}, {}
     deep = 32 if kind == torch.float32 else 64
     return {"BM": 128, "BN": 128, "BK": deep}, {"num_warps": 8, "num_stages": 3}
+
+
+@cache
+def _roomy(device: torch.device) -> bool:
+    """Whether a card has room for the pieces that kernels work on."""
+    if device.type != "cuda":
+        return True
+    found = torch.cuda.get_device_properties(device)
+    return getattr(found, "shared_memory_per_block_optin", 0) >= SHARED
 
 
 @cache

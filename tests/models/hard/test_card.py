@@ -2,6 +2,7 @@
 kernels themselves are held to plain operations in `test_kernels`."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -111,6 +112,17 @@ def test_products_of_float32_are_in_tf32_only_where_torch_may(there: None) -> No
         assert not card.can_look(torch.zeros(1, card.CELLS + 1, 4), layer, 2)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("bytes_", "fits"), [(232_448, True), (166_912, True), (101_376, False)])
+def test_a_card_without_room_for_the_pieces_is_left_to_plain_operations(
+    bytes_: int, fits: bool
+) -> None:
+    card._roomy.cache_clear()
+    known = SimpleNamespace(shared_memory_per_block_optin=bytes_)
+    with patch.object(torch.cuda, "get_device_properties", lambda device: known):
+        assert card._roomy(torch.device("cuda", 0)) is fits
+    card._roomy.cache_clear()
 
 
 def test_under_autocast_the_format_is_the_one_it_has(there: None) -> None:
