@@ -114,8 +114,11 @@ AUTOCAST = "scores are taken outside autocast, which torch does not have for the
 DEVICE = {"device_can_be_changed": AUTOCAST}
 HARD = {
     "map_can_be_supervised": "a choice has no gradient: what was kept learns, and not where it is",
-    "device_can_be_changed": "which cells are kept depends on numbers, and meta tensors have none",
     "can_be_exported": "how many cells are kept depends on numbers, and a graph has one size",
+}
+PAIRS = {
+    **HARD,
+    "device_can_be_changed": "how many cells are kept is asked of the device, and meta has none",
 }
 UNHEARD = "the query cannot change the map, which is an identity of the paper's form"
 UNASKED = "an even map asks nothing and learns nothing"
@@ -144,7 +147,7 @@ FACES: dict[str, Face] = {
         lambda: HardAttention(8, 8, 8, 1, keep_above_uniform, Pairwise(8, 8)),
         present_cells,
         ONE,
-        HARD,
+        PAIRS,
     ),
     "Uniform": Face(
         Uniform,

@@ -49,12 +49,12 @@ def can_look(cells: Float[Tensor, "b k d"], weight: Float[Tensor, "t d"], heads:
     float32 are in TF32 there, so that torch has to allow it
     (`torch.set_float32_matmul_precision("high")`).
     """
+    if not (_reachable(cells) and _roomy(cells.device)):
+        return False
     kind = _format(cells)
     rounded = torch.get_float32_matmul_precision() != "highest" or INTERPRETED
     return (
-        _reachable(cells)
-        and _roomy(cells.device)
-        and kind in FORMATS
+        kind in FORMATS
         and cells.dtype in FORMATS
         and (kind != torch.float32 or rounded)
         and cells.shape[1] <= CELLS
