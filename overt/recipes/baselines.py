@@ -42,7 +42,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """How wide the network is, and how much of it is dropped while it learns."""
+    """How wide the network is, and how much of it is dropped while it learns.
+
+    `width` multiplies the features of every layer; `dropout` is a share, 0 to 1.
+    """
 
     width: float = 1.0
     dropout: float = 0.1
@@ -50,7 +53,11 @@ class Model:
 
 @dataclass(frozen=True)
 class TextModel:
-    """The same, with the hops of structured self-attention and the weight of their penalty."""
+    """The same, with structured self-attention.
+
+    `width` multiplies the features of every layer; `dropout` is a share, 0 to 1. `hops` is how many
+    maps of the words there are, and `penalty` the weight of a loss on maps that are alike.
+    """
 
     width: float = 1.0
     dropout: float = 0.4

@@ -298,3 +298,14 @@ def test_choices_are_explained_by_their_own_words_unless_the_section_does() -> N
     for name in [one.name for one in fields(Train)]:
         assert f"`{name}`" in told["train"], name
     assert "`precision`:" not in told["train"], "it is told already"
+
+
+def test_every_setting_of_every_recipe_is_named_in_the_words_of_its_section() -> None:
+    silent = []
+    for name, make in recipes().items():
+        told = settings.explain(make())
+        for key in settings.flatten(make()):
+            section, _, field_name = key.rpartition(".")
+            if f"`{field_name}`" not in told[section]:
+                silent.append(f"{name}: {key}")
+    assert not silent, "say in the section's docstring what these do"

@@ -84,7 +84,9 @@ class Schedule(Enum):
 class Scenes:
     """Scenes with five captions each; which regions each word speaks of is known.
 
-    `world` is the seed of all, `regions` how many a detector might have proposed.
+    `world` is the seed of all, `regions` how many a detector might have proposed. `train`, `val`
+    and `test` are how many scenes each split has, `limit` caps all three, and `size` is the pixels
+    of a side.
     """
 
     limit: int | None = None
@@ -118,7 +120,8 @@ class Photos:
 class Model:
     """The Transformer; at a `width` of 1 it is 512 wide with feed-forward layers of 2048.
 
-    `encoder` is how many layers regions tell each other in, by default as many as words have.
+    `layers` is how many layers words have, and `encoder` how many regions tell each other in, by
+    default as many. Every layer has so many `heads`; `dropout` is a share, 0 to 1.
     """
 
     width: float = 1.0
@@ -156,7 +159,10 @@ class Align:
 
 @dataclass(frozen=True)
 class Learn:
-    """How cross-entropy is minimised: `warmup` steps are for `noam`, which then sets the rate."""
+    """How cross-entropy is minimised: `warmup` steps are for `noam`, which then sets the rate.
+
+    `smoothing` is the share of what is wanted that is spread evenly over all words, 0 for none.
+    """
 
     schedule: Schedule = Schedule.COSINE
     warmup: int = field(default=10_000, metadata={"low": 1, "high": 10_000_000})
@@ -167,6 +173,8 @@ class Learn:
 class Critic:
     """The self-critical stage: `epochs` of it, none by default, each of all training pictures.
 
+    `steps` ends it earlier, a step takes `batch` pictures, and `rate` is its learning rate, which
+    stays as it is.
     `draws` captions are written a picture and rewarded by CIDEr-D: by chance, as Rennie et al. do,
     or the best beams, as Cornia et al. do with `baseline=all`. The paper does not say which.
     """

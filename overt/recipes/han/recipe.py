@@ -124,8 +124,9 @@ class Schedule(Enum):
 class SortOfClevr:
     """Drawn pictures of six things; `world` is the seed of all, and 20 questions come a picture.
 
-    `limit` caps the questions of every part. `ternary` adds ten questions about three things. In
-    training all questions of a picture come together, and `train.batch` counts pictures.
+    `train`, `val` and `test` are how many pictures each part has; `limit` caps the questions of
+    every part. `ternary` adds ten questions about three things. In training all questions of a
+    picture come together, and `train.batch` counts pictures.
     """
 
     limit: int | None = None
@@ -138,7 +139,11 @@ class SortOfClevr:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Questions about scenes whose deciding things are known; `world` is the seed of all."""
+    """Questions about scenes whose deciding things are known; `world` is the seed of all.
+
+    `train`, `val` and `test` are how many scenes each split has, with four questions to a scene;
+    `limit` caps all three. `size` is the pixels of a side.
+    """
 
     limit: int | None = None
     world: int = 1
@@ -174,7 +179,9 @@ class Model:
     `blind`; `share` that of `share`; `temperature` divides the norms of `above-uniform` and
     `gumbel`. Question and cells are aligned by `depth` layers of `joint` features and added (eq.
     2-4); with `none` they are not, and cells are judged by their own norm, as a relation network
-    takes them. `placed` cells say where they stand. `hidden` are the layers before the answers.
+    takes them. `placed` cells say where they stand. `state` is how many features a question is read
+    to by an LSTM. `hidden` are the features of the layers before the answers, and `dropout` the
+    share, 0 to 1, that is dropped after them.
     `start` is the folder of a saved network of the same layers, whose weights this one begins with:
     what has learned to look at all cells can so be taught to do with a few.
     """

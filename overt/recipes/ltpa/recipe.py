@@ -94,7 +94,11 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Scenes whose class is the shape of their largest thing; `world` is the seed of all."""
+    """Scenes whose class is the shape of their largest thing; `world` is the seed of all.
+
+    `train`, `val` and `test` are how many scenes each split has, `limit` caps all three, and `size`
+    is the pixels of a side. `vary` crops and flips the scenes of training.
+    """
 
     limit: int | None = None
     world: int = 1
@@ -110,10 +114,12 @@ class Model:
     """Which network, where and how it attends, how wide it is, and how much of it is dropped.
 
     `levels`, `score` and `decision` are for networks with attention, `blocks` (a stage) for
-    residual ones; the three kinds of dropout are for VGGs, published as .3, .4 and .5. `start` is
-    the folder of a finished run of the same network, on whatever data: all is taken from it but
-    the classifier. `{row}` in it stands for the row of Table 1 that the network is, and `{seed}`
-    for the seed, so that every row of a table finds its own.
+    residual ones; `width` multiplies the channels of both. The three kinds of dropout are for VGGs,
+    each a share, 0 to 1: `first_dropout` after the first convolution, `inside_dropout` inside
+    stages and `dropout` before linear layers, published as .3, .4 and .5. `start` is the folder of
+    a finished run of the same network, on whatever data: all is taken from it but the classifier.
+    `{row}` in it stands for the row of Table 1 that the network is, and `{seed}` for the seed, so
+    that every row of a table finds its own.
     """
 
     net: Net = Net.VGG_ATTENTION
@@ -130,7 +136,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Sgd:
-    """How gradients become steps, beside the rate and the decay of `train`."""
+    """How gradients become steps, beside the rate and the decay of `train`.
+
+    `momentum` is the share of the last step that is taken again, and `dampening` the share by which
+    a new gradient counts less beside it. `nesterov` looks ahead along the momentum, and needs one
+    that is not dampened.
+    """
 
     momentum: float = field(default=0.9, metadata=SHARE)
     dampening: float = field(default=0.0, metadata=SHARE)

@@ -119,7 +119,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures to classify.
+    """Pictures to classify; `limit` caps the pictures of every split.
 
     They are not cropped or mirrored: a target belongs to the picture that was searched.
     """
@@ -130,7 +130,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions about pictures.
+    """Questions about pictures; `limit` caps the questions of every split.
 
     `size` is the side to which photos are brought; `features` the folder of a cache of features,
     which then stand in for photos; `answers` how many classes there are, where not all.
@@ -145,7 +145,11 @@ class Questions:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Questions about scenes whose deciding things are known; `world` is the seed of all."""
+    """Questions about scenes whose deciding things are known; `world` is the seed of all.
+
+    `train`, `val` and `test` are how many scenes each split has, with four questions to a scene;
+    `limit` caps all three. `size` is the pixels of a side.
+    """
 
     limit: int | None = None
     world: int = 1
@@ -164,7 +168,11 @@ class Reader(Enum):
 
 @dataclass(frozen=True)
 class TextModel:
-    """A BiLSTM with hops of attention over the words, and the weight of their penalty."""
+    """A BiLSTM with attention over the words.
+
+    `width` multiplies the features of every layer; `dropout` is a share, 0 to 1. `hops` is how many
+    maps of the words there are, and `penalty` the weight of a loss on maps that are alike.
+    """
 
     net: Reader = Reader.SMALL
     width: float = 1.0
@@ -187,7 +195,11 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class PictureModel:
-    """A CNN to 32 x 8 x 8 features with attention over the 64 cells."""
+    """A CNN to 32 x 8 x 8 features with attention over the 64 cells.
+
+    `width` multiplies the features of every layer; `dropout`, a share of 0 to 1, is that before the
+    classes.
+    """
 
     width: float = 1.0
     dropout: float = 0.1
@@ -202,7 +214,11 @@ class Answerer(Enum):
 
 @dataclass(frozen=True)
 class AskModel:
-    """A network that looks at a picture and at the words of a question."""
+    """A network that looks at a picture and at the words of a question.
+
+    `width` multiplies the features of every layer; `dropout` is a share, 0 to 1. `glimpses` is how
+    many heads look at the picture.
+    """
 
     net: Answerer = Answerer.SMALL
     width: float = 1.0

