@@ -29,7 +29,7 @@ SIZE = (224, 224)
 
 
 def action40(
-    root: Path,
+    root: Path | str,
     split: str = Split.TRAIN,
     size: Size = SIZE,
     how: How = crop,
@@ -41,6 +41,7 @@ def action40(
     `photos` says how many the train and test lists have, where they are not the official ones;
     None takes any number.
     """
+    root = Path(root)
     part = split_or_all(split)
     folder = root / FOLDER
     actions = read_actions(folder / "ImageSplits" / "actions.txt")

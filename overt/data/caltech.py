@@ -18,7 +18,7 @@ SIZE = (224, 224)
 
 
 def caltech101(
-    root: Path,
+    root: Path | str,
     split: str = ALL,
     size: Size = SIZE,
     how: How = crop,
@@ -28,11 +28,12 @@ def caltech101(
 
     `photos` says how many there are, where the files are not the official ones; None takes any.
     """
+    root = Path(root)
     return _folders("caltech101", root / FOLDER_101, 101, BACKGROUND, photos, split, size, how)
 
 
 def caltech256(
-    root: Path,
+    root: Path | str,
     split: str = ALL,
     size: Size = SIZE,
     how: How = crop,
@@ -42,6 +43,7 @@ def caltech256(
 
     `photos` says how many there are, where the files are not the official ones; None takes any.
     """
+    root = Path(root)
     return _folders("caltech256", root / FOLDER_256, 256, CLUTTER, photos, split, size, how)
 
 

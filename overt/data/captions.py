@@ -85,8 +85,8 @@ class Captions:
         name: str,
         split: Split,
         captioned: Sequence[Captioned],
-        folder: Path,
-        sources: Sequence[Path],
+        folder: Path | str,
+        sources: Sequence[Path | str],
         vocabulary: Vocabulary | SubWords,
         items: Items = each_caption,
         look: Look | None = None,
@@ -94,12 +94,12 @@ class Captions:
         if not captioned:
             raise BadInput(f"{name} {split} has no photo.")
         self.name, self.split, self.reader = name, split, vocabulary
-        self.photos, self._sources = tuple(captioned), sources
+        self.photos, self._sources = tuple(captioned), [Path(one) for one in sources]
         self._items = items([len(one.captions) for one in captioned])
         self._features = None if look is None else look.features
         self._shown: PhotoSet | None = None
         if look is not None and look.features is None:
-            self._shown = gallery(name, split, folder, [one.photo for one in captioned], look)
+            self._shown = gallery(name, split, Path(folder), [one.photo for one in captioned], look)
         self.files = () if self._shown is None else self._shown.files
 
     def __len__(self) -> int:
@@ -158,7 +158,7 @@ class Captions:
 
 
 def flickr8k(
-    root: Path,
+    root: Path | str,
     split: str = Split.TRAIN,
     items: Items = each_caption,
     look: Look | None = None,
@@ -167,6 +167,7 @@ def flickr8k(
     sizes: dict[Split, int] | None = SIZES,
 ) -> Captions:
     """Flickr8k in the official split: 6,000 / 1,000 / 1,000 photos with five captions each."""
+    root = Path(root)
     chosen = _split(split, "flickr8k")
     folder = root / FLICKR8K
     captions = read_tokens(folder / "Flickr8k.token.txt")
@@ -192,7 +193,7 @@ def flickr8k(
 
 
 def karpathy(
-    root: Path,
+    root: Path | str,
     split: str = Split.TRAIN,
     name: str = "coco",
     items: Items = each_caption,
@@ -204,6 +205,7 @@ def karpathy(
 
     COCO: 113,287 / 5,000 / 5,000 photos; Flickr30k: 29,000 / 1,014 / 1,000.
     """
+    root = Path(root)
     if name not in FOLDERS:
         raise BadInput(f"There is no {name!r}; choose from {', '.join(FOLDERS)}.")
     chosen = _split(split, name)
@@ -230,7 +232,7 @@ def karpathy(
     )
 
 
-def flickr30k(root: Path, split: str = Split.TRAIN) -> Captions:
+def flickr30k(root: Path | str, split: str = Split.TRAIN) -> Captions:
     """Flickr30k as parted by Karpathy: 29,000, 1,014 and 1,000 photos with five captions each."""
     return karpathy(root, split, "flickr30k")
 
@@ -249,8 +251,9 @@ def read_tokens(path: Path) -> dict[str, list[str]]:
     return found
 
 
-def read_judgements(root: Path) -> list[Judgement]:
+def read_judgements(root: Path | str) -> list[Judgement]:
     """What three experts thought of captions of other photos and of the same: 5,822 lines."""
+    root = Path(root)
     path = root / FLICKR8K / "ExpertAnnotations.txt"
     captions = read_tokens(root / FLICKR8K / "Flickr8k.token.txt")
     found = []

@@ -106,11 +106,12 @@ class Cifar10(Records):
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         records: int = 10_000,
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         chosen = split_of(split)
         folder = root / CIFAR10_FOLDER
         stems = [f"data_batch_{number}" for number in range(1, 6)]
@@ -131,12 +132,13 @@ class Cifar100(Records):
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         labels: str = Labels.FINE,
         records: int | None = None,
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         chosen, kind = split_of(split), labels_of(labels)
         folder = root / CIFAR100_FOLDER
         path = folder / ("test.bin" if chosen is Split.TEST else "train.bin")

@@ -73,7 +73,7 @@ class Clevr:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         spread: float | None = None,
         cells: Size = CELLS,
@@ -81,6 +81,7 @@ class Clevr:
         look: Look | None = None,
         questions: dict[Split, int] | None = QUESTIONS,
     ) -> None:
+        root = Path(root)
         if split not in QUESTIONS:
             raise BadInput(f"clevr has train, val and test, not {split!r}.")
         self.name, self.split, self.classes, self.cells = "clevr", Split(split), ANSWERS, cells

@@ -32,7 +32,7 @@ Shapes = Mapping[tuple[int, int], Sequence[Shape]]  # by photo and kind
 
 
 def coco_objects(
-    root: Path,
+    root: Path | str,
     split: str = Split.VAL,
     year: str = "2017",
     size: Size = SIZE,
@@ -44,6 +44,7 @@ def coco_objects(
     A crowd counts as the things it is made of. A pixel is inside a polygon when its middle is; the
     official tools draw edges a little wider.
     """
+    root = Path(root)
     photos, things, classes, shapes, path = _read(root, split, year)
     folder = root / FOLDER / f"{split}{year}"
     outline = partial(_drawn, shapes=shapes, path=path)
@@ -54,7 +55,7 @@ def coco_objects(
 
 
 def coco_boxes(
-    root: Path,
+    root: Path | str,
     split: str = Split.VAL,
     year: str = "2017",
     size: Size = SIZE,
@@ -62,6 +63,7 @@ def coco_boxes(
     cells: Size = CELLS,
 ) -> Outlined:
     """The same with the boxes in the place of the outlines."""
+    root = Path(root)
     photos, things, classes, _, path = _read(root, split, year)
     folder = root / FOLDER / f"{split}{year}"
     about = f"coco boxes {digest(path)}"

@@ -72,7 +72,7 @@ class Cub:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         size: Size = SIZE,
         how: How = stretch,
@@ -81,6 +81,7 @@ class Cub:
         photos: tuple[int, int] | None = (TRAIN, TEST),
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         self.name, self.split, self.cells = "cub", split_or_all(split), cells
         self._folder = root / FOLDER
         self.classes = read_classes(self._folder / "classes.txt")

@@ -79,7 +79,7 @@ class Daquar:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         keep: Keep = one_word,
         limit: int | None = None,
@@ -88,6 +88,7 @@ class Daquar:
         questions: int | None = QUESTIONS,
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         self.name, self.split = "daquar", split_of(split)
         self._folder, self._validation, self._keep = root / FOLDER, validation, keep
         if (self._folder / RAW_TRAIN).is_file() and not (self._folder / TABLE).is_file():

@@ -38,7 +38,7 @@ class ObjectDiscovery:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = ALL,
         size: Size = SIZE,
         how: How = stretch,
@@ -46,6 +46,7 @@ class ObjectDiscovery:
         kinds: Sequence[str] = KINDS,
         photos: int | None = PHOTOS,
     ) -> None:
+        root = Path(root)
         only_all("discovery", split)
         self.name, self.split, self.classes, self.cells = "discovery", split, KINDS, cells
         folder = root / FOLDER

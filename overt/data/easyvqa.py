@@ -66,7 +66,7 @@ class EasyVqa:
 
     def __init__(
         self,
-        root: Path | None = None,
+        root: Path | str | None = None,
         split: str = Split.TRAIN,
         reader: Reader | None = None,
         validation: int = VALIDATION,

@@ -72,12 +72,13 @@ class Flickr30kEntities:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         reader: Reader | None = None,
         look: Look | None = None,
         photos: dict[Split, int] | None = PHOTOS,
     ) -> None:
+        root = Path(root)
         if split not in PHOTOS:
             raise BadInput(f"flickr30k_entities has train, val and test, not {split!r}.")
         self.name, self.split = "flickr30k_entities", Split(split)
@@ -177,11 +178,12 @@ class VgpPairs:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         reader: Vocabulary | None = None,
         look: Look | None = None,
     ) -> None:
+        root = Path(root)
         if split not in PHOTOS:
             raise BadInput(f"vgp has train, val and test, not {split!r}.")
         self.name, self.split, self.classes = "vgp", Split(split), ("other", "paraphrase")

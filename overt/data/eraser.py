@@ -55,11 +55,12 @@ class Eraser:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         name: str = "movies",
         reader: Reader | None = None,
     ) -> None:
+        root = Path(root)
         if name not in NAMES:
             raise BadInput(f"There is no {name!r}; choose from {', '.join(NAMES)}.")
         if split not in (Split.TRAIN, Split.VAL, Split.TEST):

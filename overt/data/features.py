@@ -55,7 +55,7 @@ class Key:
 
 
 def build(
-    folder: Path,
+    folder: Path | str,
     key: Key,
     dataset: Source,
     encode: Encode,
@@ -69,6 +69,7 @@ def build(
     there are kept, broken ones are made again. A folder with features of another key is refused.
     Features that are not finite stop the build and name the sample.
     """
+    folder = Path(folder)
     if shard < 1 or batch < 1 or not len(dataset):
         raise BadInput(
             f"Nothing to cache: {len(dataset)} items, shards of {shard}, batches of {batch}."
@@ -114,7 +115,8 @@ class FeatureCache:
     file and the index.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
+        folder = Path(folder)
         if not (folder / ABOUT).is_file() and not (folder / MANIFEST).exists():
             raise BadInput(f"{folder} is not a feature cache; build one there first.")
         verify(folder)

@@ -60,7 +60,7 @@ class VqaHat:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         cells: Size = CELLS,
         fuse: Fuse = mean_map,
@@ -68,6 +68,7 @@ class VqaHat:
         edition: Edition = V1,
         **options: Any,
     ) -> None:
+        root = Path(root)
         if split not in (Split.TRAIN, Split.VAL):
             raise BadInput(f"vqa_hat has train and val, not {split!r}.")
         self.name, self.split, self.cells, self._fuse = "vqa_hat", Split(split), cells, fuse

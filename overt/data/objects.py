@@ -46,7 +46,7 @@ class Outlined:
         self,
         name: str,
         split: str,
-        folder: Path,
+        folder: Path | str,
         photos: Sequence[str],
         things: Sequence[Things],
         classes: tuple[str, ...],

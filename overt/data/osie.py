@@ -52,7 +52,7 @@ class Osie:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = ALL,
         size: Size = SIZE,
         how: How = crop,
@@ -60,6 +60,7 @@ class Osie:
         bandwidth: float = DEGREE,
         photos: int | None = PHOTOS,
     ) -> None:
+        root = Path(root)
         only_all("osie", split)
         if bandwidth < 0:
             raise BadInput(f"A bandwidth of {bandwidth} pixels cannot be; 0 counts fixations.")

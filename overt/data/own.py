@@ -33,8 +33,9 @@ Heat = Float[Tensor, "y x"]
 Looks = Callable[[Path], Sequence[Heat]]  # a photo -> one picture of weights a person
 
 
-def pictures_in(folder: Path) -> Looks:
+def pictures_in(folder: Path | str) -> Looks:
     """The grey pictures in a folder: NAME.png of a photo called NAME, or NAME_1.png and so on."""
+    folder = Path(folder)
 
     def looks(photo: Path) -> list[Heat]:
         named = [folder / f"{photo.stem}.png", *_numbered(folder, photo.stem)]
@@ -55,7 +56,7 @@ class OwnMaps:
     def __init__(
         self,
         name: str,
-        photos: Sequence[Path],
+        photos: Sequence[Path | str],
         looks: Looks,
         size: Size = SIZE,
         how: How = stretch,
@@ -65,12 +66,13 @@ class OwnMaps:
     ) -> None:
         if not photos:
             raise BadInput(f"{name} has no photos.")
-        folders = {photo.parent for photo in photos}
+        paths = [Path(photo) for photo in photos]
+        folders = {photo.parent for photo in paths}
         if len(folders) > 1:
             raise BadInput(f"The photos of {name} lie in {len(folders)} folders; put them in one.")
         self.name, self.split, self.cells = name, ALL, cells
         self._looks, self._fuse, self._labels = looks, fuse, labels
-        entries = [Entry(photo.name, _label(labels, photo)) for photo in photos]
+        entries = [Entry(photo.name, _label(labels, photo)) for photo in paths]
         self._photos = PhotoSet(name, ALL, folders.pop(), entries, ("photo",), size, how)
         self.files = self._photos.files
 

@@ -41,7 +41,7 @@ def animal_and_edge(trimap: Int[Tensor, "y x"]) -> Mask:
 
 
 def oxford_pets(
-    root: Path,
+    root: Path | str,
     split: str = "test",
     size: Size = SIZE,
     how: How = stretch,
@@ -55,6 +55,7 @@ def oxford_pets(
     are of heads, and of some photos only. `photos` says how many a split has; None takes any
     number.
     """
+    root = Path(root)
     if split not in PHOTOS:
         raise BadInput(f"pets has {' and '.join(PHOTOS)}, not {split!r}.")
     folder = root / FOLDER

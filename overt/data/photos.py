@@ -55,7 +55,7 @@ class PhotoSet:
         self,
         name: str,
         split: str,
-        folder: Path,
+        folder: Path | str,
         entries: Sequence[Entry],
         classes: tuple[str, ...],
         size: Size,
@@ -65,7 +65,7 @@ class PhotoSet:
         if min(size) < 1:
             raise BadInput(f"A canvas of {size[0]} x {size[1]} pixels shows nothing.")
         self.name, self.split, self.classes, self.size = name, split, classes, size
-        self._folder, self._entries, self._how, self._window = folder, entries, how, window
+        self._folder, self._entries, self._how, self._window = Path(folder), entries, how, window
         self.files = tuple(self._existing(entry) for entry in entries)
         self._digest: str | None = None
 

@@ -66,8 +66,8 @@ class Expressions:
         split: str,
         expressions: Sequence[Expression],
         candidates: Mapping[str, Sequence[Box]],
-        sources: Sequence[Path],
-        folder: Path,
+        sources: Sequence[Path | str],
+        folder: Path | str,
         reader: Reader | None = None,
         look: Look | None = None,
         sizes: Mapping[str, Size] | None = None,
@@ -76,14 +76,15 @@ class Expressions:
             raise BadInput(f"{name} {split} has no expression.")
         self.name, self.split, self.expressions = name, split, tuple(expressions)
         self.reader = reader or words_of(one.text for one in expressions)
-        self._candidates, self._sources, self._sizes = candidates, sources, sizes or {}
+        self._candidates, self._sizes = candidates, sizes or {}
+        self._sources = [Path(one) for one in sources]
         self._names = list(dict.fromkeys(one.photo for one in expressions))
         self._place = {photo: number for number, photo in enumerate(self._names)}
         self._photos: PhotoSet | None = None
         if look is not None:
             if look.features is not None:
                 raise BadInput(f"{name} looks at boxes: give photos, not features of whole ones.")
-            self._photos = gallery(name, split, folder, self._names, look)
+            self._photos = gallery(name, split, Path(folder), self._names, look)
         self.files = () if self._photos is None else self._photos.files
 
     def __len__(self) -> int:
@@ -158,7 +159,7 @@ class Expressions:
 
 
 def refcoco(
-    root: Path,
+    root: Path | str,
     split: str = "testA",
     name: str = "refcoco+",
     reader: Reader | None = None,
@@ -170,6 +171,7 @@ def refcoco(
     Candidates are the things of the photo that the file refers to, which are not all that are on
     it. `count` is how many expressions there should be: -1 as published, None any number.
     """
+    root = Path(root)
     if (name, split) not in FLAT:
         known = ", ".join(f"{name} {split}" for name, split in FLAT)
         raise BadInput(f"There is no flat file of {name} {split}; there are {known}.")
@@ -181,7 +183,7 @@ def refcoco(
 
 
 def flickr30k_phrases(
-    root: Path,
+    root: Path | str,
     split: str = "test",
     reader: Reader | None = None,
     look: Look | None = None,
@@ -192,6 +194,7 @@ def flickr30k_phrases(
     With `look`, only those whose photo `images.json` lists: 285 of 999 photos in our copy.
     Candidates are the boxes of the photo.
     """
+    root = Path(root)
     if split != "test":
         raise BadInput(f"The flat file of Flickr30k Entities has test alone, not {split!r}.")
     folder = root / ENTITIES
@@ -209,7 +212,7 @@ def flickr30k_phrases(
 
 
 def refer(
-    root: Path,
+    root: Path | str,
     split: str = "train",
     name: str = "refcoco",
     splitter: str = "unc",
@@ -221,6 +224,7 @@ def refer(
     Candidates are all things that COCO has on the photo. The second file is made from the pickle of
     the release, as this module's page says.
     """
+    root = Path(root)
     folder = root / REFCOCO / name
     refs, instances = folder / f"refs({splitter}).json", folder / "instances.json"
     if not refs.is_file() and refs.with_suffix(".p").is_file():
@@ -280,6 +284,8 @@ def read_instances(
             kinds[entry["id"]] = names[entry["category_id"]]
             if entry["image_id"] not in photos:
                 raise ValueError(f"thing {entry['id']} is on photo {entry['image_id']}")
+    except BadInput:  # a file that is missing is not damaged
+        raise
     except (KeyError, TypeError, ValueError) as problem:
         raise Damaged(f"{path} is no list of things on photos: {problem!r:.60}.") from problem
     return photos, boxes, kinds

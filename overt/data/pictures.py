@@ -33,12 +33,13 @@ class Pictures:
         labels: Int[np.ndarray, " n"] | None,
         rows: NDArray[np.int64],
         classes: tuple[str, ...],
-        files: Sequence[Path],
+        files: Sequence[Path | str],
         digits: int = 6,
     ) -> None:
         self.name, self.split, self.classes = name, split, classes
         self._part, self._pictures, self._labels = part, pictures, labels
-        self._rows, self._files, self._digits = rows, files, digits
+        self._rows, self._digits = rows, digits
+        self._files = [Path(one) for one in files]
         self._starts = np.cumsum([0, *(len(one) for one in pictures)])
         self._digest: str | None = None
 

@@ -32,7 +32,7 @@ SIZE = (224, 224)
 
 
 def scene67(
-    root: Path,
+    root: Path | str,
     split: str = Split.TRAIN,
     size: Size = SIZE,
     how: How = crop,
@@ -45,6 +45,7 @@ def scene67(
     is named when it is met; take it away, and `all` is the rest. `photos` says how many the
     train and test lists have, where they are not the official ones; None takes any number.
     """
+    root = Path(root)
     part = split_or_all(split)
     folder = root / FOLDER
     rooms = class_folders(folder / "Images", ROOMS)

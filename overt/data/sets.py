@@ -71,7 +71,7 @@ class DataSet:
     opens: tuple[Open, ...] = ()
 
 
-def root_of(given: Path | None = None) -> Path:
+def root_of(given: Path | str | None = None) -> Path:
     """The folder of data sets: the one given, or the one that OVERT_DATA names."""
     found = given or os.environ.get("OVERT_DATA")
     if not found:
@@ -168,9 +168,9 @@ def fetch(root: Path, chosen: DataSet, on_progress: Progress | None = None) -> s
     return f"{chosen.name} was fetched into {root}."
 
 
-def easyvqa_folder(root: Path | None = None) -> Path:
+def easyvqa_folder(root: Path | str | None = None) -> Path:
     """Where easy-VQA lies: `root`, `root`/easy-vqa, or else in the installed package."""
-    for folder in [] if root is None else [root / "easy-vqa", root]:
+    for folder in [] if root is None else [Path(root, "easy-vqa"), Path(root)]:
         if (folder / "train" / "questions.json").is_file():
             return folder
     package = importlib.util.find_spec("easy_vqa")

@@ -15,7 +15,7 @@ SIZE = (224, 224)
 
 
 def event8(
-    root: Path,
+    root: Path | str,
     split: str = ALL,
     size: Size = SIZE,
     how: How = crop,
@@ -26,6 +26,7 @@ def event8(
     Counts differ between papers (1,574 and 1,579), so any number is taken unless `photos` says
     how many there must be.
     """
+    root = Path(root)
     only_all("event8", split)
     names = class_folders(root / FOLDER, SPORTS)
     entries = in_folders(root / FOLDER, names)

@@ -36,11 +36,12 @@ class Stl10(Pictures):
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         records: int | None = None,
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         chosen = split if split == UNLABELED else split_of(split)
         part = str(chosen if chosen in (UNLABELED, Split.TEST) else "train")
         count = RECORDS[part] if records is None else records
@@ -80,8 +81,9 @@ def read_labels(path: Path, records: int) -> Int[np.ndarray, " n"]:
     return labels.astype(np.int64) - 1
 
 
-def read_folds(root: Path, records: int = RECORDS["train"]) -> list[Int[np.ndarray, " n"]]:
+def read_folds(root: Path | str, records: int = RECORDS["train"]) -> list[Int[np.ndarray, " n"]]:
     """The ten official folds: which records of the training part each trains on."""
+    root = Path(root)
     path = root / FOLDER / "fold_indices.txt"
     folds = []
     for number, line in enumerate(read_lines(path), start=1):

@@ -33,11 +33,12 @@ class Svhn(Pictures):
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         records: int | None = None,
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         chosen = split if split == EXTRA else split_of(split)
         part = chosen if chosen in (EXTRA, Split.TEST) else "train"
         path = root / FOLDER / f"{part}_32x32.mat"

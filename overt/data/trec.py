@@ -67,7 +67,7 @@ class Trec:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         labels: str = Labels.COARSE,
         reader: Reader | None = None,
@@ -75,6 +75,7 @@ class Trec:
         records: int | None = None,
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         self.name, self.split, self.kind = "trec6", split_of(split), labels_of(labels)
         self.classes = FINE_NAMES if self.kind is Labels.FINE else COARSE_NAMES
         self._path = root / FOLDER / (TEST_FILE if self.split is Split.TEST else TRAIN_FILE)

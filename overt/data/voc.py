@@ -36,7 +36,7 @@ VOID = (224, 224, 192)  # the colour of edges and of what nobody can tell
 
 
 def voc_boxes(
-    root: Path,
+    root: Path | str,
     split: str = "test",
     year: str = "2007",
     size: Size = SIZE,
@@ -61,7 +61,7 @@ def voc_boxes(
 
 
 def voc_masks(
-    root: Path,
+    root: Path | str,
     split: str = "val",
     year: str = "2012",
     size: Size = SIZE,
@@ -109,9 +109,10 @@ def _coloured(things: Things, size: Size, pictures: Sequence[Path]) -> Mask:
 
 
 def _read(
-    root: Path, task: str, split: str, year: str
+    root: Path | str, task: str, split: str, year: str
 ) -> tuple[Path, list[str], list[Things], str]:
     """The photos of a split, their things by kind, and a hash of what was read."""
+    root = Path(root)
     if split not in SPLITS:
         raise BadInput(f"voc has {', '.join(SPLITS)}, not {split!r}.")
     folder = root / FOLDER / f"VOC{year}"

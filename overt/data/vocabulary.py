@@ -162,13 +162,14 @@ class Vocabulary:
         """The words of ids with spaces between; special ids say nothing."""
         return " ".join(self.decode(one for one in ids if int(one) >= len(SPECIAL)))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write one JSON file with its SHA-256 in it, whole or not at all."""
-        write_sealed(path, {"format": FORMAT, "words": list(self.words)})
+        write_sealed(Path(path), {"format": FORMAT, "words": list(self.words)})
 
     @classmethod
-    def load(cls, path: Path) -> "Vocabulary":
+    def load(cls, path: Path | str) -> "Vocabulary":
         """Read what `save` wrote; anything else is `Damaged`."""
+        path = Path(path)
         value = read_json(path)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise Damaged(f"{path} is not a vocabulary file ({FORMAT!r}); build it again.")
@@ -265,13 +266,16 @@ class SubWords:
             _trim(text, *span) for span in found.offsets
         ]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write one JSON file with its SHA-256 in it, whole or not at all."""
-        write_sealed(path, {"format": PIECES, "tokenizer": json.loads(self.tokenizer.to_str())})
+        write_sealed(
+            Path(path), {"format": PIECES, "tokenizer": json.loads(self.tokenizer.to_str())}
+        )
 
     @classmethod
-    def load(cls, path: Path) -> "SubWords":
+    def load(cls, path: Path | str) -> "SubWords":
         """Read what `save` wrote; anything else is `Damaged`."""
+        path = Path(path)
         value = read_json(path)
         if not isinstance(value, dict) or value.get("format") != PIECES:
             raise Damaged(f"{path} is not a file of sub-words ({PIECES!r}); build it again.")
@@ -283,8 +287,9 @@ class SubWords:
             raise Damaged(f"{path} holds no tokenizer ({problem}); build it again.") from problem
 
 
-def load_words(path: Path) -> Vocabulary | SubWords:
+def load_words(path: Path | str) -> Vocabulary | SubWords:
     """Words or sub-words, whichever a file holds, or a folder that a command has written."""
+    path = Path(path)
     if path.is_dir():
         verify(path)
         path = path / FILE

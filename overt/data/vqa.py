@@ -157,7 +157,7 @@ class Vqa:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = Split.TRAIN,
         edition: Edition = V2,
         limit: int | None = ANSWERS,
@@ -169,6 +169,7 @@ class Vqa:
         keep: Callable[[int], bool] | None = None,
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         if split not in edition.parts:
             known = ", ".join(edition.parts)
             raise BadInput(f"{edition.name} has no split {split!r}; choose one of: {known}.")
@@ -292,22 +293,22 @@ class Vqa:
         return asked, read_annotations(annotations, self.edition, asked.ids)
 
 
-def vqa1(root: Path, split: str = Split.TRAIN, **options: Any) -> Vqa:
+def vqa1(root: Path | str, split: str = Split.TRAIN, **options: Any) -> Vqa:
     """VQA v1: 248,349 / 121,512 / 244,302 questions in train / val / test."""
     return Vqa(root, split, V1, **options)
 
 
-def vqa2(root: Path, split: str = Split.TRAIN, **options: Any) -> Vqa:
+def vqa2(root: Path | str, split: str = Split.TRAIN, **options: Any) -> Vqa:
     """VQA v2, with a photo for each answer: 443,757 / 214,354 / 447,793 questions."""
     return Vqa(root, split, V2, **options)
 
 
-def vqacp1(root: Path, split: str = Split.TRAIN, **options: Any) -> Vqa:
+def vqacp1(root: Path | str, split: str = Split.TRAIN, **options: Any) -> Vqa:
     """VQA-CP v1, made of train and val of v1; `val` holds out whole photos of its `train`."""
     return Vqa(root, split, CP1, **options)
 
 
-def vqacp2(root: Path, split: str = Split.TRAIN, **options: Any) -> Vqa:
+def vqacp2(root: Path | str, split: str = Split.TRAIN, **options: Any) -> Vqa:
     """VQA-CP v2, made of train and val of v2: 438,183 / 219,928 questions in train / test."""
     return Vqa(root, split, CP2, **options)
 

@@ -35,7 +35,8 @@ class WordNet:
     the word itself has less: compare words for equality first, as `measure.wups` does.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path | str) -> None:
+        root = Path(root)
         folder = root / FOLDER
         self._senses = dict(_senses(folder / FILES[0]))
         self._kinds, self._lemmas = _kinds(folder / FILES[1])

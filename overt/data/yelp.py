@@ -110,7 +110,7 @@ class YelpHat:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         split: str = ALL,
         parts: Sequence[str] = tuple(PARTS),
         fuse: Fuse = mean_of_people,
@@ -120,6 +120,7 @@ class YelpHat:
         test: int = TEST,
         validation: int = VALIDATION,
     ) -> None:
+        root = Path(root)
         self.name, self.split, self.classes = "yelp_hat", split_or_all(split), CLASSES
         self._folder = root / FOLDER
         for part in parts:

@@ -39,6 +39,16 @@ def test_photos_by_hand(tmp_path, write_photo):
     torch.testing.assert_close(ceiling, torch.tensor([0.5, torch.nan, torch.nan]), equal_nan=True)
 
 
+def test_photos_and_the_folder_of_their_maps_may_be_text(tmp_path, write_photo):
+    paths = photos(tmp_path, write_photo)
+    Image.fromarray(np.eye(2, dtype=np.uint8) * 255).save(tmp_path / "photos" / "b.png")
+    folder = paths[0].parent
+    mine = OwnMaps("mine", paths, pictures_in(folder), **SMALL)
+    text = OwnMaps("mine", [str(path) for path in paths], pictures_in(str(folder)), **SMALL)
+    assert text.files == mine.files and text.digest() == mine.digest()
+    assert torch.equal(text.batch([1]).target.weights, mine.batch([1]).target.weights)
+
+
 def test_labels_are_by_name(tmp_path, write_photo):
     paths = photos(tmp_path, write_photo)
     mine = OwnMaps("mine", paths, looks, labels={"a.jpg": 2, "b.jpg": 0, "c.jpg": 1}, **SMALL)

@@ -23,7 +23,7 @@ def folder(tmp_path, write_photo) -> Path:
     return tmp_path
 
 
-def toy(folder: Path, **changes) -> PhotoSet:
+def toy(folder: Path | str, **changes) -> PhotoSet:
     given = {"how": images.crop, "window": photos.whole, **changes}
     return PhotoSet("toy", "all", folder, ENTRIES, ("a", "b"), (4, 4), **given)
 
@@ -39,6 +39,10 @@ def test_a_batch_is_what_the_photos_show(folder):
     expected, geometry = images.load([folder / "b/1.jpg", folder / "a/1.jpg"], (4, 4))
     assert torch.equal(batch.images, expected)
     assert torch.equal(batch.geometry.cells((2, 2)), geometry.cells((2, 2)))
+
+
+def test_the_folder_may_be_text(folder):
+    assert toy(str(folder)).files == toy(folder).files
 
 
 def test_no_photo_is_opened_before_it_is_asked_for(folder, monkeypatch):

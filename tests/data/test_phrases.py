@@ -176,6 +176,8 @@ def test_what_is_missing_or_broken_is_named(tmp_path):
         flat(tmp_path, [])
     with pytest.raises(BadInput, match=r"refcocog_test\.json is missing"):
         refcoco(tmp_path, "test", "refcocog")
+    with pytest.raises(BadInput, match=r"instances\.json is missing"):
+        refer(tmp_path)
     official(tmp_path)
     folder = tmp_path / "refcoco" / "refcoco"
     dump(folder / "refs(unc).json", [{"split": "train", "ann_id": 5, "sentences": []}])

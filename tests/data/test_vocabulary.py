@@ -118,6 +118,9 @@ def test_saved_words_come_back(tmp_path):
     found = Vocabulary.build([["ä", "b", '"', "\u2028"]])
     found.save(tmp_path / "words.json")
     assert Vocabulary.load(tmp_path / "words.json") == found
+    found.save(str(tmp_path / "text.json"))
+    assert Vocabulary.load(str(tmp_path / "text.json")) == found
+    assert load_words(str(tmp_path / "text.json")) == found
 
 
 @pytest.mark.parametrize(

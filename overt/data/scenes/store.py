@@ -148,7 +148,7 @@ class Scenes:
         size: int = 64,
         questions: int = 4,
         families: Sequence[str] = ALL,
-        cache: Path | None = None,
+        cache: Path | str | None = None,
         truth: Truth = Truth.EVIDENCE,
         cells: tuple[int, int] = (8, 8),
         workers: int | None = None,
@@ -170,7 +170,7 @@ class Scenes:
         self.vocabulary, self.answers = vocabulary(), ANSWERS
         if workers is None:
             workers = min(2, os.cpu_count() or 1)
-        self.folder = prepare(self.wanted, cache or default_cache(), workers, on_progress)
+        self.folder = prepare(self.wanted, Path(cache or default_cache()), workers, on_progress)
         self._arrays = {
             name: np.load(self.folder / f"{name}.npy", mmap_mode="r")
             for name in shapes(self.wanted)

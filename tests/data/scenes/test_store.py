@@ -40,6 +40,10 @@ def batch(scenes):
     return scenes.batch(range(24))
 
 
+def test_the_cache_may_be_text(scenes, cache):
+    assert Scenes("test", 7, 24, cache=str(cache)).folder == scenes.folder
+
+
 def test_a_batch_has_each_image_once_and_all_its_questions(scenes, batch):
     assert len(scenes) == 24 and len(batch) == 96
     assert batch.images.shape == (24, 3, 64, 64) and batch.images.dtype == torch.uint8
