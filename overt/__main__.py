@@ -58,8 +58,8 @@ def _printed(text: str) -> int:
 def _sources() -> str:
     """What the page is made from: a line a file, its size and the time of its last change."""
     package = os.path.dirname(__file__)
-    found = [os.path.join(package, "cli.py")]
-    folders = [os.path.join(package, "recipes")]
+    found = []
+    folders = [os.path.join(package, room) for room in ("cli", "recipes")]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:

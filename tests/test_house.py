@@ -21,7 +21,7 @@ HEAVY |= {"jaxtyping", "safetensors"}
 
 # Modules without a test file of their own, and where they are tested instead.
 NO_MIRROR = {
-    "errors.py": "three exceptions without behaviour; tests/test_cli.py holds exit codes",
+    "errors.py": "three exceptions without behaviour; tests/cli/test_ending.py holds exit codes",
 }
 # Tests that mirror no module.
 NO_MODULE = {"test_house.py", "test_readme.py", "test_packaging.py", "test_docs.py", "test_ci.py"}

@@ -1,17 +1,16 @@
 """`overt measure`: what is printed, what is written, what is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from overt import cli
 from overt.files import read_json, write_arrays
+from tests.cli.conftest import Call
 from tests.recipes import foreign
 
-Call = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.usefixtures("no_folders")
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +28,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> foreign.Shelf:
     return foreign.Shelf(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    for name in ("OVERT_DATA", "OVERT_TRACEBACK"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call(*args: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main([str(one) for one in args])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_a_table_is_printed_and_everything_is_written(

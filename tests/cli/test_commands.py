@@ -1,14 +1,11 @@
-"""The commands: what they print, what they pass on, what they import, and how each ends."""
+"""The commands: what they print, what they pass on, and what they import."""
 
 import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,50 +14,18 @@ import numpy as np
 import pytest
 
 from overt import cli, files
-from overt.errors import BadInput, Damaged, Failed, Stopped
+from overt.cli.arguments import split_values
+from overt.errors import BadInput, Failed
 from overt.recipes import find, folder, recipes, settings, tables
 from overt.recipes.recipe import Recipe
 from tests import toys
+from tests.cli.conftest import Call
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "numpy", "scipy", "transformers", "accelerate", "matplotlib", "PIL")
 REAL, TABLES = recipes(), tables.tables()
 
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands find toys and no recipes."""
-    monkeypatch.setattr("overt.recipes.recipes", lambda: dict(toys.RECIPES))
-    monkeypatch.setattr(tables, "tables", lambda: {"toys": toys.TABLE, "needy": toys.NEEDY})
-    for name in ("OVERT_DATA", "OVERT_TRACEBACK", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """`call("run", ...)` gives the exit code, what was printed, and what was said on stderr."""
-
-    def call(*args: str | Path) -> tuple[int, str, str]:
-        code = cli.main([str(one) for one in args])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What `running.run` was asked; it leaves results behind and trains nothing."""
-    found: list[dict[str, Any]] = []
-
-    def run(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any]:
-        found.append({"recipe": recipe, "out": out, **options})
-        return toys.leave(out, recipe, options["seed"])
-
-    monkeypatch.setattr("overt.recipes.running.run", run)
-    return found
+pytestmark = pytest.mark.usefixtures("toy_recipes")
 
 
 # What there is
@@ -103,7 +68,7 @@ def test_an_example_can_be_copied(line: str) -> None:
     if name == "run":
         settings.apply(REAL[given["recipe"]](), given["sets"] or [])
     elif name == "table":
-        tables.pick(TABLES[given["name"]], cli._split(given["rows"]))
+        tables.pick(TABLES[given["name"]], split_values(given["rows"]))
     elif name == "list" and given["name"] is not None:
         assert given["name"] in {**REAL, **TABLES}
 
@@ -383,115 +348,6 @@ def test_doctor_looks_at_the_machine(call: Call, tmp_path: Path) -> None:
         assert f"\n{word} " in out
 
 
-def test_data_list_and_check(call: Call, tmp_path: Path) -> None:
-    code, out, _ = call("data", "list", "--data", tmp_path)
-    assert code == 0 and "cifar10" in out and str(tmp_path) in out
-    assert call("data")[0] == 0
-    (tmp_path / "trec").mkdir()
-    for name in ("train_5500.label", "TREC_10.label"):
-        (tmp_path / "trec" / name).write_bytes(b"HUM:ind Who ?\nbroken\n")
-    code, out, err = call("data", "check", "trec6", "--data", tmp_path)
-    assert code == 2 and "line 2" in err and "(and 1 more)" in err and out.count("trec6") == 2
-
-
-def test_data_prepare_names_what_was_done(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from overt.data import sets
-
-    def prepare(root: Path, name: str, on_progress: Any = None) -> str:
-        on_progress(1, 2)
-        return f"{name} was fetched into {root}."
-
-    monkeypatch.setattr(sets, "prepare", prepare)
-    code, out, _ = call("data", "prepare", "trec6", "cifar10", "--data", tmp_path / "new")
-    assert code == 0 and out.count("was fetched into") == 2
-
-
-# How a command ends
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (BadInput("no such thing."), 2, "overt: no such thing.\n"),
-        (Damaged("a file\nis broken."), 2, "overt: a file is broken.\n"),
-        (Failed("disk full."), 1, "overt: disk full.\n"),
-        (Stopped("stopped and saved.", signal.SIGINT), 130, "overt: stopped and saved.\n"),
-        (Stopped("stopped and saved.", signal.SIGTERM), 143, "overt: stopped and saved.\n"),
-        (KeyboardInterrupt(), 130, "overt: stopped at once"),
-        (MemoryError(), 1, "overt: there was not enough memory"),
-        (OSError(28, "No space left on device"), 1, "overt: the system refused"),
-        (ModuleNotFoundError("No", name="uvicorn"), 2, "overt: this needs uvicorn, which is not"),
-        (ModuleNotFoundError("No", name="scipy.io"), 2, "overt: this needs scipy, which is not he"),
-        (ModuleNotFoundError("No", name="overt.gone"), 1, "overt: a defect in overt"),
-        (ZeroDivisionError("oh\x1b[31m no"), 1, "overt: a defect in overt, not in what you gave"),
-    ],
-)
-def test_every_end_has_its_code_and_one_sentence(
-    call: Call,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    code: int,
-    said: str,
-) -> None:
-    def run(*args: Any, **options: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr("overt.recipes.running.run", run)
-    ended, _, err = call("run", "toy", "--out", tmp_path / "a")
-    assert ended == code
-    assert err.startswith(said) and err.count("\n") == 1
-    assert "Traceback" not in err and "\x1b" not in err
-
-
-def test_every_package_of_an_extra_is_known_by_the_name_that_pip_has_for_it() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    modules = {"scikit-learn": "sklearn", "POT": "ot", "easy-vqa": "easy_vqa"}
-    brought: dict[str, str] = {}
-    for extra, wanted in extras["optional-dependencies"].items():
-        for one in wanted if extra not in ("dev", "docs") else ():
-            package = re.split("[<>=;]", one)[0]
-            brought[modules.get(package, package)] = package
-    assert brought == cli._PACKAGES
-
-
-def test_a_library_that_says_what_it_lacks_is_understood(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(*args: Any, **options: Any) -> Any:
-        try:
-            raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
-        except ImportError as problem:
-            raise ImportError("attention flow needs scipy: pip install scipy") from problem
-
-    monkeypatch.setattr("overt.recipes.running.run", run)
-    code, _, err = call("run", "toy", "--out", tmp_path / "a")
-    assert (code, err) == (
-        2,
-        "overt: this needs scipy, which is not here; pip install scipy.\n",
-    )
-
-
-def test_the_traceback_is_there_for_who_asks(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(*args: Any, **options: Any) -> Any:
-        raise ZeroDivisionError("oh")
-
-    monkeypatch.setattr("overt.recipes.running.run", run)
-    monkeypatch.setenv("OVERT_TRACEBACK", "1")
-    code, _, err = call("run", "toy", "--out", tmp_path / "a")
-    assert code == 1 and "Traceback" in err and "ZeroDivisionError: oh" in err
-
-
-def test_a_terminal_gets_a_drawn_table(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_plain", lambda: False)
-    code, out, _ = call("list")
-    assert code == 0 and "│" in out
-
-
 # In a process of its own
 
 TOYS = (
@@ -573,24 +429,3 @@ def test_python_m_overt_is_overt() -> None:
     command = [sys.executable, "-m", "overt", "run"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2 and done.stderr.startswith("overt: Missing argument")
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("overt run toy", "toy-stated"),
-        ("overt run toy --set train.e", "train.epochs="),
-        ("overt table toys --set train.e", "train.epochs="),
-        ("overt table to", "toys"),
-        ("overt data check cif", "cifar100"),
-        ("overt do", "doctor"),
-    ],
-)
-def test_the_shell_completes(
-    call: Call, monkeypatch: pytest.MonkeyPatch, words: str, wanted: str
-) -> None:
-    monkeypatch.setenv("_OVERT_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
-    code, out, _ = call()
-    assert code == 0 and wanted in out.split()

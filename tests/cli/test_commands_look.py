@@ -4,35 +4,21 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from overt import cli
+from tests.cli.conftest import Call
 from tests.recipes import foreign
 
+pytestmark = pytest.mark.usefixtures("no_folders")
+
 TEXT = "the small red ball lies on the grassland"
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> foreign.Shelf:
     return foreign.Shelf(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    for name in ("OVERT_DATA", "OVERT_TRACEBACK"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call(*args: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main([str(one) for one in args])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_look_says_what_it_drew_and_where_it_is(

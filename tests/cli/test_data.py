@@ -1,0 +1,35 @@
+"""`overt data`: what is here, what is wrong with it, and what was fetched."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Call
+
+pytestmark = pytest.mark.usefixtures("toy_recipes")
+
+
+def test_data_list_and_check(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call("data", "list", "--data", tmp_path)
+    assert code == 0 and "cifar10" in out and str(tmp_path) in out
+    assert call("data")[0] == 0
+    (tmp_path / "trec").mkdir()
+    for name in ("train_5500.label", "TREC_10.label"):
+        (tmp_path / "trec" / name).write_bytes(b"HUM:ind Who ?\nbroken\n")
+    code, out, err = call("data", "check", "trec6", "--data", tmp_path)
+    assert code == 2 and "line 2" in err and "(and 1 more)" in err and out.count("trec6") == 2
+
+
+def test_data_prepare_names_what_was_done(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.data import sets
+
+    def prepare(root: Path, name: str, on_progress: Any = None) -> str:
+        on_progress(1, 2)
+        return f"{name} was fetched into {root}."
+
+    monkeypatch.setattr(sets, "prepare", prepare)
+    code, out, _ = call("data", "prepare", "trec6", "cifar10", "--data", tmp_path / "new")
+    assert code == 0 and out.count("was fetched into") == 2
