@@ -88,7 +88,7 @@ def list_(
     from overt.recipes import find, listing, recipes, settings
     from overt.recipes.tables import tables
 
-    known = [*recipes(), *tables()]
+    known = list({**recipes(), **tables()})  # some tables have the name of a recipe
     if name is not None and name not in known:
         offered = settings.offer(name, known)
         raise BadInput(f"there is no recipe or table {name[:60]!r}; {offered}.")
