@@ -297,8 +297,7 @@ class _MeanTravel(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         given, shares, query, key, logs = ctx.saved_tensors
         source = replace(ctx.source, query=query, key=key)
-        b, h, q, _ = source.shape
-        g = key.shape[1]
+        h, q = source.shape[1:3]
         precise = key.to(given.dtype)
         into_state = gradient.clone() if ctx.mixed.residual else torch.zeros_like(gradient)
         into_query, into_key = torch.empty_like(query), torch.zeros_like(precise)
@@ -311,10 +310,9 @@ class _MeanTravel(torch.autograd.Function):
             gave = given[..., rows].mT / h
             level = (met * gave[:, None]).sum(dim=-1, keepdim=True)
             slope = ((gave @ wanted)[:, None] - level).mul_(weights).mul_(source.scale)
-            slope = slope.unflatten(1, (g, -1)).flatten(2, 3)
-            part = query[:, :, rows].to(given.dtype).unflatten(1, (g, -1)).flatten(2, 3)
-            into_query[:, :, rows] = (slope @ precise[:, :, keys]).reshape(b, h, -1, key.shape[-1])
-            into_key[:, :, keys] += slope.mT @ part
+            queries, some = _into_both(slope, query[:, :, rows], precise[:, :, keys])
+            into_query[:, :, rows] = queries
+            into_key[:, :, keys] += some
         into_state *= shares[:, None]
         return into_state, into_query, into_key.to(key.dtype), None, None, None
 
@@ -352,7 +350,7 @@ class _BareTravel(torch.autograd.Function):
     @_outside_autocast
     def backward(ctx: Any, gradient: Tensor) -> Any:
         given, query, key = ctx.saved_tensors
-        h, g, q = query.shape[1], key.shape[1], query.shape[2]
+        h, q = query.shape[1:3]
         precise = key.to(given.dtype)
         into_state = gradient.clone() if ctx.mixed.residual else torch.zeros_like(gradient)
         into_query, into_key = torch.empty_like(query), torch.zeros_like(precise)
@@ -363,11 +361,19 @@ class _BareTravel(torch.autograd.Function):
             gave = given[..., rows].mT * (ctx.scale / h)
             level = (met * gave[:, None]).sum(dim=-1, keepdim=True)
             slope = ((gave @ gradient)[:, None] - level).mul_(weights)
-            slope = slope.unflatten(1, (g, -1)).flatten(2, 3)
-            part = query[:, :, rows].to(given.dtype).unflatten(1, (g, -1)).flatten(2, 3)
-            into_query[:, :, rows] = (slope @ precise).reshape(into_query[:, :, rows].shape)
-            into_key += slope.mT @ part
+            into_query[:, :, rows], keys = _into_both(slope, query[:, :, rows], precise)
+            into_key += keys
         return _shared(into_state, ctx.mixed), into_query, into_key.to(key.dtype), *(None,) * 3
+
+
+def _into_both(
+    slope: Float[Tensor, "b h q k"], query: Float[Tensor, "b h q d"], key: Float[Tensor, "b g k d"]
+) -> tuple[Float[Tensor, "b h q d"], Float[Tensor, "b g k d"]]:
+    """What the gradient of scores gives to queries and to keys, which several heads may share."""
+    groups = key.shape[1]
+    slope = slope.unflatten(1, (groups, -1)).flatten(2, 3)
+    part = query.to(key.dtype).unflatten(1, (groups, -1)).flatten(2, 3)
+    return (slope @ key).reshape(query.shape), slope.mT @ part
 
 
 def _shared(state: Float[Tensor, "b s q"], mixed: Mixed) -> Float[Tensor, "b s q"]:
