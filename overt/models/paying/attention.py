@@ -8,14 +8,14 @@ makes weights of the scores (eq. 1), and the weighted sums alone decide on the c
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from overt.attention import AttentionMap, Layout
+from overt.attention import AttentionMap, Form, Layout
 from overt.models.cnn import Cells
 from overt.models.output import Output
 
@@ -194,12 +194,64 @@ def attend(
 ) -> tuple[Float[Tensor, "b d"], AttentionMap]:
     """The mean of the cells weighted by the softmax of their scores (eq. 1), and the weights.
 
-    There may be any number of cells, another one than in training too.
+    There may be any number of cells, another one than in training too. A learned u that no query
+    is added to has a gradient of its own (`weighed`): the same numbers in fewer passes over the
+    cells, which are most of what attention costs.
     """
-    scores = rearrange(compatibility(cells, query), "b k -> b 1 1 1 k")
-    attention = AttentionMap.from_scores(scores, layout)
-    weights = rearrange(attention.weights, "b 1 1 1 k -> b k").to(cells.dtype)
-    return einsum(weights, cells, "b k, b k d -> b d"), attention
+    if query is None and isinstance(compatibility, Parametrised):
+        summary, logs = weighed(cells, compatibility.weight, compatibility.bias)
+    else:
+        logs = compatibility(cells, query).log_softmax(dim=-1)
+        summary = einsum(logs.exp().to(cells.dtype), cells, "b k, b k d -> b d")
+    return summary, AttentionMap(rearrange(logs, "b k -> b 1 1 1 k"), layout, form=Form.LOG)
+
+
+def weighed(
+    cells: Float[Tensor, "b k d"], weight: Float[Tensor, " d"], bias: Float[Tensor, ""]
+) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b k"]]:
+    """The mean of the cells weighted by the softmax of `<u, l>`, and the logarithms of the weights.
+
+    The same as `Parametrised` without a query and what `attend` makes of its scores.
+    """
+    summary, logs = _Weighed.apply(cells, weight, bias)
+    return summary, logs
+
+
+class _Weighed(torch.autograd.Function):
+    """Both ways by which a cell counts, its score and its part in the mean, in one gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, cells: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        kind = _precise(cells.dtype)
+        with torch.autocast(cells.device.type, enabled=False):
+            precise = cells.to(kind)
+            logs = (precise @ weight.to(kind) + bias).log_softmax(dim=-1)
+            summary = torch.bmm(logs.exp().to(cells.dtype)[:, None], cells)[:, 0]
+        ctx.set_materialize_grads(False)  # most maps have no loss of their own
+        ctx.save_for_backward(cells, precise, weight, bias, logs)
+        return summary, logs
+
+    @staticmethod
+    def backward(
+        ctx: Any, of_summary: Tensor | None, of_logs: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        cells, precise, weight, bias, logs = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again: by way of the cells themselves
+            precise = cells.to(logs.dtype)
+        shares = logs.exp()
+        with torch.autocast(cells.device.type, enabled=False):
+            if of_summary is None:
+                of_cells = torch.zeros_like(cells)
+            else:
+                fits = torch.bmm(cells, of_summary[:, :, None])[:, :, 0] * shares
+                of_logs = fits if of_logs is None else fits + of_logs
+                of_cells = shares.to(cells.dtype)[..., None] * of_summary[:, None]
+            if of_logs is None:
+                return None, None, None
+            of_scores = of_logs - shares * of_logs.sum(dim=-1, keepdim=True)
+            of_weight = precise.flatten(0, 1).mT @ of_scores.flatten()
+            of_cells = of_cells.addcmul_(of_scores[..., None], weight.to(logs.dtype))
+        return of_cells, of_weight.to(weight.dtype), of_scores.sum().to(bias.dtype)
 
 
 def carry(

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt import supervise
-from overt.attention import grid
+from overt.attention import AttentionMap, grid
 from overt.models.cnn import Cells
 from overt.models.paying.attention import (
     DECISIONS,
@@ -35,6 +36,7 @@ from overt.models.paying.attention import (
     scaled_dot,
     shape_of,
     uniform,
+    weighed,
 )
 
 LOCAL = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]])
@@ -214,6 +216,109 @@ def test_the_control_averages() -> None:
     torch.testing.assert_close(summary, cells.mean(dim=1))
     torch.testing.assert_close(attention.weights, torch.full((2, 1, 1, 1, 12), 1 / 12))
     assert not uniform(5).asks and all(SCORES[name](5).asks for name in SCORES if name != "uniform")
+
+
+# --- the gradient that a learned u has of its own
+
+
+def plainly(cells: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Equations 1 and 2 by plain operations, each with the gradient that PyTorch has for it."""
+    score = Parametrised(len(weight))
+    del score.weight, score.bias
+    score.weight, score.bias = weight, bias
+    attention = AttentionMap.from_scores(score(cells, None)[:, None, None, None], grid(3, 4))
+    weights = attention.weights[:, 0, 0, 0].to(cells.dtype)
+    return torch.einsum("bk,bkd->bd", weights, cells), attention.values[:, 0, 0, 0]
+
+
+def paid(kind: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Cells, u and its bias."""
+    drawn = torch.Generator().manual_seed(0)
+    precise = torch.promote_types(kind, torch.float32)
+    cells, u = (torch.randn(shape, generator=drawn) for shape in ((3, 12, 5), (5,)))
+    given = cells.to(kind), u.to(precise), torch.tensor(0.3, dtype=precise)
+    return tuple(one.requires_grad_() for one in given)  # type: ignore[return-value]
+
+
+WANTED = {"the mean": (1.0, 0.0), "the map": (0.0, 1.0), "both": (1.0, 0.7)}
+
+
+def slopes_of(way: Callable, given: tuple[Tensor, ...], shares: tuple[float, float]) -> list:
+    """Gradients of a loss on the mean, on the map, or on both."""
+    found = way(*given)
+    parts = [
+        share * (one.float() if one.dtype == torch.bfloat16 else one).sin().sum()
+        for share, one in zip(shares, found, strict=True)
+        if share
+    ]
+    return [one.detach() for one in torch.autograd.grad(torch.stack(parts).sum(), given)]
+
+
+@pytest.mark.parametrize("shares", WANTED.values(), ids=WANTED)
+def test_what_u_weighs_is_what_plain_operations_give(shares: tuple[float, float]) -> None:
+    given = paid()
+    for one, other in zip(weighed(*given), plainly(*given), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-14, rtol=0)
+    ours, theirs = (slopes_of(way, given, shares) for way in (weighed, plainly))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-14, rtol=0)
+
+
+def test_its_gradient_can_be_differentiated_again() -> None:
+    assert torch.autograd.gradcheck(weighed, paid())
+    assert torch.autograd.gradgradcheck(weighed, paid())
+
+
+@pytest.mark.parametrize("shares", WANTED.values(), ids=WANTED)
+def test_in_sixteen_bits_it_is_no_further_off_than_plain_operations(
+    shares: tuple[float, float],
+) -> None:
+    rough = paid(torch.bfloat16)
+    exact = tuple(one.detach().double().requires_grad_() for one in rough)
+    truth = slopes_of(plainly, exact, shares)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [slopes_of(way, rough, shares) for way in (weighed, plainly)]
+        assert [one.dtype for one in found[0]] == [torch.bfloat16, torch.float32, torch.float32]
+    for wanted, one, other in zip(truth[:2], *(each[:2] for each in found), strict=True):
+        ours, theirs = ((slope.double() - wanted).abs().mean() for slope in (one, other))
+        assert ours <= 1.2 * theirs
+
+
+def test_in_sixteen_bits_its_second_gradient_goes_by_the_cells() -> None:
+    seconds = []
+    for way in (weighed, plainly):
+        given = paid(torch.bfloat16)
+        slope = torch.autograd.grad(way(*given)[1].sin().sum(), given[1], create_graph=True)[0]
+        seconds.append(torch.autograd.grad(slope.square().sum(), given[0])[0].float())
+    assert float(seconds[0].abs().max()) > 0.1
+    torch.testing.assert_close(*seconds, atol=0.05, rtol=0.05)
+
+
+class Passes(TorchDispatchMode):
+    """Counts operations that write something as large as all cells, and all operations."""
+
+    def __init__(self, large: int) -> None:
+        super().__init__()
+        self.large, self.many, self.passes = large, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.many += 1
+            self.passes += isinstance(made, Tensor) and made.numel() >= self.large
+        return made
+
+
+def test_it_goes_over_the_cells_less_often_than_plain_operations() -> None:
+    counted = []
+    for way in (weighed, plainly):
+        given = paid(torch.bfloat16)
+        with Passes(given[0].numel()) as passes:
+            way(*given)[0].float().sum().backward()
+        counted.append((passes.passes, passes.many))
+    (ours, all_ours), (theirs, all_theirs) = counted
+    assert (ours, theirs) == (3, 5)
+    assert all_ours < all_theirs
 
 
 # --- masks
