@@ -18,14 +18,13 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from overt.capture.call import Call
+from overt.capture.call import Call, Projected
 from overt.capture.watching import watch
 
 ROOM = 1 << 24  # numbers of rows that wait at most
@@ -43,20 +42,24 @@ By = Callable[[nn.Module, Rows, Note], AbstractContextManager[None]]
 def by_watching(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
     """See the attention of any model while it runs, as `watch` does."""
 
-    known: dict[Any, Tensor] = {}  # to tell a card a place is to wait for it
+    known: dict[Any, tuple[Tensor, Tensor]] = {}  # to tell a card a place is to wait for it
 
     @torch.no_grad()
     def take(call: Call) -> None:
         b, _, q, k = call.shape
         places = rows(q)
         device = call.value.device if call.value is not None else None
-        if (b, q, device) not in known:
-            known[b, q, device] = torch.tensor([places] * b, device=device)
-        at = known[b, q, device]
-        weights, visible = call.weights(at).detach().abs(), call.visible(at)
-        if visible is None:
-            visible = torch.ones(b, 1, k, dtype=torch.bool, device=weights.device)
-        note(call.name, weights, visible.expand(b, len(places), k))
+        if (b, q, k, device) not in known:
+            everything = torch.ones(b, len(places), k, dtype=torch.bool, device=device)
+            known[b, q, k, device] = torch.tensor([places] * b, device=device), everything
+        at, everything = known[b, q, k, device]
+        visible = call.visible(at)
+        if visible is None and isinstance(call.source, Projected) and call.source.sinks is None:
+            note(call.name, call.scores(at).softmax(dim=-1), everything)  # no row is empty
+            return
+        weights = call.weights(at).detach().abs()
+        seen = everything.to(weights.device) if visible is None else visible
+        note(call.name, weights, seen.expand(b, len(places), k))
 
     with watch(model, each=take):
         yield
@@ -118,8 +121,7 @@ class Pulse:
             many, seen = (
                 torch.stack([self.waiting[place][part] for place in places]) for part in (0, 1)
             )
-            each = torch.vmap(partial(summed_up, floor=self.floor))(many, seen)
-            found |= dict(zip(places, each, strict=True))
+            found |= dict(zip(places, summed_up(many, seen, self.floor), strict=True))
         self.numbers += [found[place] for place in range(len(self.waiting))]
         self.waiting.clear()
 
@@ -198,29 +200,31 @@ class AttentionMonitor:
 
 
 def summed_up(
-    weights: Float[Tensor, "b h q k"], seen: Bool[Tensor, "b q k"], floor: float
-) -> Float[Tensor, " m"]:
-    """Entropy, sink, collapse and sameness of some rows of a layer, NaN where not defined."""
+    weights: Float[Tensor, "*l b h q k"], seen: Bool[Tensor, "*l b q k"], floor: float
+) -> Float[Tensor, "*l m"]:
+    """Entropy, sink, collapse and sameness of some rows of layers, NaN where not defined."""
+    every = (-3, -2, -1)
     count = seen.sum(dim=-1)
     total = weights.sum(dim=-1, keepdim=True)
-    counted = ((count > 1)[:, None] & (total[..., 0] > 0)).float()  # (b, h, q)
+    counted = ((count > 1).unsqueeze(-2) & (total[..., 0] > 0)).float()  # (b, h, q)
     shares = weights / torch.where(total > 0, total, 1)
-    rows = counted.sum()
-    most = count.clamp_min(2).float().log()[:, None]
-    even = _nats(shares) / most
-    entropy = (even * counted).sum() / rows
-    collapse = ((even < floor) * counted).sum() / rows
-    given = torch.einsum("bhqk,bhq->bk", shares, counted)
-    of_sample = counted.sum(dim=(1, 2))
-    taken = given.amax(dim=-1) / of_sample.clamp_min(1)
-    sink = (taken * (of_sample > 0)).sum() / (of_sample > 0).sum()
+    rows = counted.sum(dim=every)
+    nats = _nats(shares)
+    even = nats / count.clamp_min(2).float().log().unsqueeze(-2)
+    entropy = (even * counted).sum(dim=every) / rows
+    collapse = ((even < floor) * counted).sum(dim=every) / rows
     of_head = counted.sum(dim=-1)  # (b, h)
-    mean = torch.einsum("bhqk,bhq->bhk", shares, counted) / of_head.clamp_min(1)[..., None]
-    each = (_nats(shares) * counted).sum(dim=-1) / of_head.clamp_min(1)
+    of_sample = of_head.sum(dim=-1)
+    given = (counted[..., None, :] @ shares)[..., 0, :]  # (b, h, k)
+    taken = given.sum(dim=-2).amax(dim=-1) / of_sample.clamp_min(1)
+    there = of_sample > 0
+    sink = (taken * there).sum(dim=-1) / there.sum(dim=-1)
+    mean = given / of_head.clamp_min(1)[..., None]
+    each = (nats * counted).sum(dim=-1) / of_head.clamp_min(1)
     several = of_head > 1
     apart = (_nats(mean) - each) / of_head.clamp_min(2).log()  # what a key tells of the query
-    sameness = 1 - (apart.clamp(0, 1) * several).sum() / several.sum()
-    return torch.stack([entropy, sink, collapse, sameness])
+    alike = (apart.clamp(0, 1) * several).sum(dim=(-2, -1)) / several.sum(dim=(-2, -1))
+    return torch.stack([entropy, sink, collapse, 1 - alike], dim=-1)
 
 
 def spaced(count: int, most: int) -> list[int]:

@@ -182,6 +182,17 @@ def test_a_run_that_was_stopped_has_the_same_log(tmp_path):
     assert whole == parts
 
 
+def test_layers_are_summed_up_together_as_each_by_itself():
+    torch.manual_seed(0)
+    weights = torch.rand(4, 3, 2, 6, 9)
+    seen = torch.rand(4, 3, 6, 9) < 0.7
+    seen[1, 0], seen[2] = False, False  # a sample without keys, and a layer
+    weights = weights * seen[:, :, None]
+    each = torch.stack([summed_up(*one, 0.1) for one in zip(weights, seen, strict=True)])
+    torch.testing.assert_close(summed_up(weights, seen, 0.1), each, equal_nan=True)
+    assert each[2].isnan().all() and each[[0, 1, 3]].isfinite().all()
+
+
 def test_numbers_are_those_of_the_whole_maps():
     torch.manual_seed(0)
     model = Reader(dropout=0.0).eval()
