@@ -69,12 +69,10 @@ class Sizes:
     batch: int = 512
     rate: float = 1e-3
     tuning_rate: float = 2e-4
-    pictures: int | None = None  # of the training part, and of the test part if `asked` is None
-    asked: int | None = None  # of the test part
+    pictures: int | None = None  # of the training part, and of the test part
 
 
 TINY = Sizes(width=24, heads=2, inner=48, epochs=1, tuning=1, batch=64, pictures=256)
-PART = Sizes(epochs=80, tuning=4, pictures=18_432, asked=4_096)
 SMALL = Sizes(width=64, heads=2, inner=128, epochs=12, tuning=1, batch=64, pictures=3000)
 
 
@@ -294,7 +292,7 @@ def _whole(model: nn.Module) -> AbstractContextManager[Any]:
 def _part(data: Path, split: str, sizes: Sizes, device: str) -> Resident:
     """All 50,000 training pictures, since nothing is chosen by them, or the test pictures."""
     whole = Resident.of(Cifar10(data, split, validation=0), device)
-    n = sizes.asked if split == "test" and sizes.asked is not None else sizes.pictures
+    n = sizes.pictures
     if n is None:
         return whole
     return Resident(
@@ -477,13 +475,9 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--tiny", action="store_true", help="a trial of a minute on a CPU")
     size.add_argument("--small", action="store_true", help="a quarter of an hour a seed on a core")
-    size.add_argument(
-        "--part", action="store_true", help="a good third of the pictures, for longer"
-    )
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = ((given.tiny, TINY), (given.small, SMALL), (given.part, PART))
-    sizes = next((one for wanted, one in chosen if wanted), Sizes())
+    sizes = TINY if given.tiny else SMALL if given.small else Sizes()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "seed":
         if given.seed is None or given.data is None:
