@@ -71,7 +71,7 @@ def runs(sections: dict[str, Any]) -> list[str]:
     """The commands that were run, each with its commit and, where there are several, its parts."""
     found: dict[str, list[str]] = {}
     for name, one in sections.items():
-        at = f" at {one['commit']}" if "commit" in one else ""
+        at = f" at {one['commit']}" if one.get("commit") else ""
         found.setdefault(f"`{one['command']}`{at}", []).append(NAMES[name])
     if len(found) == 1:
         return list(found)

@@ -1,10 +1,13 @@
 """Where the time goes of what misses its goal: operations of ours beside those of its peer.
 
-    python benchmarks/profiles.py [--device cuda] [--out benchmarks/speed/profiles-cpu.json]
+    python benchmarks/profiles.py [--device cuda] [--commit NAME]
+                                  [--out benchmarks/speed/profiles-cpu.json]
 
 Each pair runs under PyTorch's profiler. What is told, an operation, is the time spent in it and in
 nothing that it calls, in ours and in the other: on a CPU that of the processor, on a card that of
-its kernels. On a card `busy` is how long kernels ran at all; the rest of a step it waits.
+its kernels. On a card `busy` is how long kernels ran at all; the rest of a step it waits. Goals of
+recorded steps stand beside `busy`: a recording runs the same kernels and does not wait. The loop is
+told a step.
 """
 
 import argparse
@@ -13,18 +16,19 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
-from sections import grounding, hard, monitor, rollout, supervision
-from sections.clock import race, timer
-from sections.report import Setting, machine
+from sections import grounding, hard, monitor, rollout, supervision, training
+from sections.clock import race, tidy, timer
+from sections.report import Setting, commit, machine
 
 from overt.train import AttentionMonitor
 
@@ -35,11 +39,18 @@ KERNELS = {  # of our own
     *("to_weight", "log_shares", "to_rows", "costs", "costs_to_rows", "costs_to_keys"),
 }
 LAUNCHED = {"_Seen", "_SeenBackward"}  # by these: kernels stand there by themselves
-Pair = tuple[Callable[[], object], Callable[[], object]]  # ours, and what it stands beside
 
 
-def pairs(device: str) -> dict[str, Callable[[], Pair]]:
-    """What is looked into, and how it is made."""
+class Pair(NamedTuple):
+    """Ours, and what it stands beside; how many steps a run of either is."""
+
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    steps: int = 1
+
+
+def pairs(device: str, until: ExitStack) -> dict[str, Callable[[], Pair]]:
+    """What is looked into, and how it is made; what is open meanwhile is left to `until`."""
     found: dict[str, Callable[[], Pair]] = {
         "BERT 164": partial(_bert, device),
         "rollout 164": partial(_rollout, device),
@@ -47,14 +58,20 @@ def pairs(device: str) -> dict[str, Callable[[], Pair]]:
         "AdaHAN non-local, mean 6.5": partial(_hard, device, 32, 100, _adaptive(0.5)),
     }
     if device == "cpu":
-        return {**found, "VL-BERT 164": lambda: (*reversed(grounding.model(4, 164)),)}  # type: ignore[dict-item]
+        return {**found, "VL-BERT 164": lambda: Pair(*reversed(grounding.model(4, 164)))}
     return {
         "AdaHAN non-local, mean 9.7": partial(_hard, device, 256, 196, _adaptive(0.5)),
         "AdaHAN non-local, mean 28.5": partial(_hard, device, 256, 196, _adaptive(1.0)),
         "AdaHAN non-local, mean 55.8": partial(_hard, device, 256, 196, _adaptive(2.0)),
         "AdaHAN non-local, 2048 samples": partial(_hard, device, 2048, 196, _adaptive(0.5)),
-        "non-local, 31 of 196": partial(_hard, device, 256, 196, partial(hard.keep_top, count=31)),
+        **{
+            f"non-local, {count} of 196": partial(
+                _hard, device, 256, 196, partial(hard.keep_top, count=count)
+            )
+            for count in (31, 49, 65)
+        },
         "relation, 16 of 100": partial(_relation, device),
+        "the loop, att3": partial(_loop, device, until),
         "watching, 12 layers of 256": partial(_monitor, device),
         "rollout 512": partial(_rollout, device, 512),
         "rollout 1024": partial(_rollout, device, 1024),
@@ -71,22 +88,28 @@ def _adaptive(temperature: float) -> hard.Rule:
 def _bert(device: str) -> Pair:
     size = supervision.Size(164, 4) if device == "cpu" else supervision.Size(164, 64, 12, 768)
     bert = supervision.Bert.of(size, device)
-    return bert.step(bert.ours), bert.step(bert.plain)
+    return Pair(bert.step(bert.ours), bert.step(bert.plain))
 
 
 def _own(device: str, positions: int, samples: int) -> Pair:
     case = supervision.Own(positions, samples, Setting(device))
-    return case.step(case.ways["direct"]), case.step(case.ways["plain"])
+    return Pair(case.step(case.ways["direct"]), case.step(case.ways["plain"]))
 
 
 def _rollout(device: str, positions: int = 164) -> Pair:
     case = rollout.Case(1 if device == "cpu" else 32, positions, device)
-    return case.step(case.ours), case.step(case.by_rows)
+    return Pair(case.step(case.ours), case.step(case.by_rows))
 
 
 def _monitor(device: str) -> Pair:
     model, tokens = monitor.made(monitor.SIZES["12 layers of 256, 128 positions"], device)
-    return monitor.steps(model, tokens, AttentionMonitor(), [])
+    return Pair(*monitor.steps(model, tokens, AttentionMonitor(), []))
+
+
+def _loop(device: str, until: ExitStack) -> Pair:
+    """Attention at three levels in the training loop, as the section `training` times it."""
+    made = until.enter_context(training.looping(Setting(device), training.PAIRS[1]))
+    return Pair(*made.ways.values(), made.steps)
 
 
 def _hard(device: str, samples: int, cells: int, rule: hard.Rule) -> Pair:
@@ -109,17 +132,18 @@ def _chosen(case: hard.Case, rule: hard.Rule) -> Pair:
 
         return once
 
-    return step(partial(case.some, hard.chosen, rule)), step(case.all)
+    return Pair(step(partial(case.some, hard.chosen, rule)), step(case.all))
 
 
-def spent(way: Callable[[], object], device: str) -> dict[str, float]:
-    """Seconds a run by operation."""
+def spent(way: Callable[[], object], device: str, steps: int = 1) -> dict[str, float]:
+    """Seconds a step by operation."""
+    rounds = max(1, ROUNDS // steps)
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device != "cpu":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     way()
     with torch.profiler.profile(activities=kinds) as seen:
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             way()
         if device != "cpu":
             torch.cuda.synchronize()
@@ -128,20 +152,20 @@ def spent(way: Callable[[], object], device: str) -> dict[str, float]:
     # kernels are listed beside the operations that launched them, and would count twice; only
     # kernels of our own have names that say what they do
     told = [one for one in every if ("CPU" in str(one.device_type)) != (one.key in KERNELS)]
-    found = {one.key: getattr(one, field) / 1e6 / ROUNDS for one in told if one.key not in LAUNCHED}
+    each = 1e-6 / (rounds * steps)
+    found = {one.key: getattr(one, field) * each for one in told if one.key not in LAUNCHED}
     return {name: taken for name, taken in found.items() if taken > 0}
 
 
 def looked_into(pair: Pair, device: str) -> dict[str, Any]:
     """Where the time of ours goes, and what the other spends there; times without a profiler."""
-    times = race(
-        {"ours": pair[0], "theirs": pair[1]}, 2 * ROUNDS, timer(device), limit=SECONDS[device]
-    )
-    ours, theirs = (spent(way, device) for way in pair)
+    ways = {"ours": pair.ours, "theirs": pair.theirs}
+    times = race(ways, 2 * ROUNDS, timer(device), limit=SECONDS[device])
+    ours, theirs = (spent(way, device, pair.steps) for way in ways.values())
     largest = sorted(ours, key=lambda name: -ours[name])[:SHOWN]
     return {
         "ratio": times.over("ours", "theirs").median,
-        "seconds": {name: times.of(name).median for name in ("ours", "theirs")},
+        "seconds": {name: times.of(name).median / pair.steps for name in ways},
         "busy": {"ours": sum(ours.values()), "theirs": sum(theirs.values())},
         "operations": {
             name: {"ours": ours[name], "theirs": theirs.get(name, 0.0)} for name in largest
@@ -154,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", help="of what is run, where it is no checkout")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.device != "cpu":
@@ -161,19 +186,29 @@ def main() -> None:
     found: dict[str, Any] = {}
     date = datetime.now(UTC).isoformat(timespec="seconds")
     report = {"machine": machine(given.device), "date": date, "rounds": ROUNDS, "profiles": found}
-    for name, make in pairs(given.device).items():
-        try:
-            found[name] = one = looked_into(make(), given.device)
-        except Exception:
-            traceback.print_exc(file=sys.stdout)
-            continue
-        print(f"{name}: {one['ratio']:.3f}, busy {one['busy']['ours'] * 1e3:.2f} ms of ours")
-        for operation, row in one["operations"].items():
-            print(f"  {operation:45} {row['ours'] * 1e6:9.0f} {row['theirs'] * 1e6:9.0f} us")
-        sys.stdout.flush()
-        if given.out is not None:
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps(report, indent=1) + "\n")
+    report["commit"] = commit(given.commit)
+    with ExitStack() as until:
+        for name, make in pairs(given.device, until).items():
+            told(name, make, given.device, found)
+            if given.out is not None:
+                given.out.parent.mkdir(parents=True, exist_ok=True)
+                given.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def told(name: str, make: Callable[[], Pair], device: str, found: dict[str, Any]) -> None:
+    """Look into one pair and print it; one that breaks is passed over, and said so."""
+    try:
+        found[name] = one = looked_into(make(), device)
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+        print(f"{name} did not come to its end", flush=True)
+        return
+    finally:
+        tidy()
+    print(f"{name}: {one['ratio']:.3f}, busy {one['busy']['ours'] * 1e3:.2f} ms of ours")
+    for operation, row in one["operations"].items():
+        print(f"  {operation:45} {row['ours'] * 1e6:9.0f} {row['theirs'] * 1e6:9.0f} us")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

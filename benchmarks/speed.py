@@ -1,7 +1,7 @@
 """How fast overt is: every hot path beside what a user would use instead.
 
     python benchmarks/speed.py [--device cuda] [--only NAME ...] [--quick] [--rounds N]
-                               [--out FILE] [--figures FOLDER]
+                               [--out FILE] [--figures FOLDER] [--commit NAME]
 
 One process. Each section first asserts that the quick way gives the right answer, then ways take
 turns. On a CPU the clock is that of the processor, one thread, so that other work on the machine
@@ -31,6 +31,7 @@ from sections.clock import tidy, told
 from sections.report import (
     Report,
     Setting,
+    commit,
     machine,
     peers,
     plain,
@@ -43,11 +44,12 @@ Write = Callable[[dict[str, Any], dict[str, str]], None]
 
 
 def measured(
-    names: list[str], setting: Setting, command: str, write: Write
+    names: list[str], setting: Setting, about: dict[str, Any], write: Write
 ) -> tuple[dict[str, Report], dict[str, str]]:
     """What each section found, and the errors of those that did not come to their end.
 
-    All so far is written after each part of them: a machine that is taken away takes little along.
+    `about` is told of each: the command and the commit. All so far is written after each part of
+    them: a machine that is taken away takes little along.
     """
     found: dict[str, Report] = {}
     kept: dict[str, Any] = {}
@@ -55,13 +57,13 @@ def measured(
     for name in names:
         begun = time.perf_counter()
         print(f"{name} ...", end=" ", flush=True)
-        about = {"command": command, "load": round(os.getloadavg()[0], 1)}
-        about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+        now = {**about, "load": round(os.getloadavg()[0], 1), "rounds": setting.rounds}
+        now["date"] = datetime.now(UTC).isoformat(timespec="seconds")
         report = Report()
 
-        def save(name: str = name, report: Report = report, about: dict[str, Any] = about) -> None:
+        def save(name: str = name, report: Report = report, now: dict[str, Any] = now) -> None:
             found[name] = without_goals(report) if setting.quick else report
-            kept[name] = {**about, "rounds": setting.rounds, **plain(found[name])}
+            kept[name] = {**now, **plain(found[name])}
             write(kept, broken)
 
         report.save = save
@@ -128,6 +130,7 @@ def main(words: list[str]) -> int:
         help="write all numbers as JSON to this file; what it has of other sections stays",
     )
     parser.add_argument("--figures", type=Path, help="draw how cost grows, as SVG in this folder")
+    parser.add_argument("--commit", help="of what is run, where it is no checkout")
     given = parser.parse_args(words)
     rounds = min(given.rounds, 2) if given.quick else given.rounds
     setting = Setting(given.device, rounds, given.quick)
@@ -143,8 +146,10 @@ def main(words: list[str]) -> int:
             whole.replace(given.out)
 
     shown = [Path(word).name if word.startswith("/") else word for word in words]
-    command = " ".join(["python benchmarks/speed.py", *shown])
-    found, broken = measured(given.only, setting, command, write)
+    if given.commit is not None:  # it is told beside the command
+        shown = [word for word in shown if word not in ("--commit", given.commit)]
+    about = {"command": " ".join(["python benchmarks/speed.py", *shown])}
+    found, broken = measured(given.only, setting, about | {"commit": commit(given.commit)}, write)
     print("", table({sections.NAMES[name]: one for name, one in found.items()}), "", sep="\n")
     goals = tally([row for one in found.values() for row in one.rows])
     print(", ".join(f"{count} goals {what}" for what, count in goals.items()))

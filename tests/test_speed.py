@@ -257,6 +257,47 @@ def test_a_part_that_breaks_is_a_row_and_all_before_it_is_written(tmp_path, monk
     assert "new of start" in capsys.readouterr().err
 
 
+def test_a_commit_is_told_in_short_and_beside_the_command(tmp_path, monkeypatch):
+    speed, report, sections = load("speed"), load("sections.report"), load("sections")
+    assert report.commit("0123456789abcdef+changes") == "0123456+changes"
+    monkeypatch.setattr(sections, "section", lambda name: lambda setting, found: None)
+    out = tmp_path / "found.json"
+    assert speed.main(["--only", "start", "--commit", "0123456789", "--out", str(out)]) == 0
+    kept = json.loads(out.read_text())["sections"]["start"]
+    assert kept["commit"] == "0123456"
+    assert kept["command"] == "python benchmarks/speed.py --only start --out found.json"
+
+
+def test_what_cannot_be_compiled_is_a_row_and_the_others_go_on():
+    compiled, report = load("sections.compiled"), load("sections.report")
+
+    def breaks() -> None:
+        raise RuntimeError("no such kernel")
+
+    found = report.Report()
+    ready = compiled.made("BERT, compiled", {"plain": lambda: None, "ours": breaks}, found)
+    assert list(ready) == ["plain"]
+    assert [row.what for row in found.rows] == ["BERT, compiled: ours"]
+    assert "no such kernel" in found.rows[0].verdict
+
+
+def test_runs_of_many_steps_are_profiled_a_step():
+    profiles = load("profiles")
+    assert {"the loop, att3", "non-local, 65 of 196"} <= set(
+        profiles.pairs("cuda", SimpleNamespace())
+    )
+    numbers = torch.rand(1 << 16)
+    one, five = (
+        profiles.looked_into(profiles.Pair(numbers.sin, numbers.cos, steps), "cpu")
+        for steps in (1, 5)
+    )
+    for told in (
+        lambda it: it["seconds"]["ours"],
+        lambda it: it["operations"]["aten::sin"]["ours"],
+    ):
+        assert told(five) < 0.5 * told(one)
+
+
 def test_other_sections_of_a_file_stay(tmp_path, monkeypatch):
     speed, report = load("speed"), load("sections.report")
 

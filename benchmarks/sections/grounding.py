@@ -65,9 +65,9 @@ def net() -> VLBert:
     return _net(WIDTH, LAYERS, HEADS, INNER)
 
 
-def base() -> VLBert:
-    """A network of the size of BERT-base, as in the paper."""
-    return _net(768, 12, 12, 3072)
+def base(layers: int = 12) -> VLBert:
+    """A network of the size of BERT-base, as in the paper, or some of its layers."""
+    return _net(768, layers, 12, 3072)
 
 
 def _net(width: int, layers: int, heads: int, inner: int) -> VLBert:

@@ -297,6 +297,17 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     return found
 
 
+def commit(given: str | None = None) -> str | None:
+    """The commit that is measured, in short: of this checkout, or as it was told of a copy."""
+    from overt.recipes import running
+
+    found = given or running.commit()
+    if found is None:
+        return None
+    name, mark, changes = found.partition("+")
+    return f"{name[:7]}{mark}{changes}"
+
+
 def peers() -> dict[str, str]:
     """The versions of what stands beside ours; what is not installed is left out."""
     found = {}

@@ -479,7 +479,7 @@ def flex(setting: Setting, report: Report) -> None:
 
 
 def _flex(what: str, setting: Setting) -> Row:
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     b, h, n, d, text = 8, 12, 1024, 64, 256
     drawn = torch.Generator(setting.device).manual_seed(0)
@@ -495,9 +495,9 @@ def _flex(what: str, setting: Setting) -> Row:
     fused = torch.compile(flex_attention)
 
     def theirs() -> Tensor:
-        out, sums = fused(query, key, value, return_lse=True)
+        out, more = fused(query, key, value, return_aux=AuxRequest(lse=True))
         scores = query[:, :, rows].float() @ key[:, :, text:].float().mT / d**0.5
-        weights = (scores - sums[:, :, rows, None].float()).exp()
+        weights = (scores - more.lse[:, :, rows, None].float()).exp()
         logs = (weights / weights.sum(dim=-1, keepdim=True)).log()
         return out.float().square().mean() - logs[..., :4].mean()
 
@@ -581,10 +581,10 @@ def own_sizes(setting: Setting) -> tuple[tuple[int, int], ...]:
 class Own:
     """Steps of our VL-BERT on a card, in bfloat16; which rows are supervised is known before."""
 
-    def __init__(self, positions: int, samples: int, setting: Setting) -> None:
+    def __init__(self, positions: int, samples: int, setting: Setting, layers: int = 12) -> None:
         text = min(64 if positions < 256 else 128, positions // 2)
-        make = grounding.net if setting.quick else grounding.base
-        self.net = make().to(setting.device)
+        net = grounding.net() if setting.quick else grounding.base(layers)
+        self.net = net.to(setting.device)
         batch = grounding.batch_of(samples, text, positions - text - 2)
         self.batch = batch.to(setting.device)
         self.kind = torch.device(setting.device).type

@@ -11,7 +11,8 @@ taken from a recording of its kernels, as `train.graph=true` does in the loop it
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -245,9 +246,18 @@ def controls(setting: Setting, report: Report) -> None:
 # --- the loop of the recipes
 
 
-def loop(setting: Setting, report: Report) -> None:
-    """VGG-att beside its controls in the training loop itself, with data that lies on the card."""
-    from overt.data.resident import Resident
+@dataclass(frozen=True)
+class Loops:
+    """The training loop of each row, `steps` steps a run of `batch` pictures each."""
+
+    ways: dict[str, Callable[[], object]]
+    steps: int
+    batch: int
+
+
+@contextmanager
+def looping(setting: Setting, pair: tuple[str, str]) -> Iterator[Loops]:
+    """VGG-att and its control in the training loop itself, with data that lies on the card."""
     from overt.recipes import settings
     from overt.recipes.ltpa import building as ltpa_building
     from overt.recipes.ltpa import recipe as ltpa
@@ -257,15 +267,7 @@ def loop(setting: Setting, report: Report) -> None:
 
     names = tuple(map(str, range(CLASSES)))
     steps, count = setting.some(BLOCK, 3), setting.some(45_000, 2_000)
-
-    def pictures(many: int, device: str) -> Resident:
-        drawn = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (many, 3, 32, 32), generator=drawn, dtype=torch.uint8)
-        labels = torch.randint(0, CLASSES, (many,), generator=drawn)
-        ids = tuple(map(str, range(many)))
-        return Resident("random", "train", ids, images.to(device), labels.to(device), "")
-
-    train = pictures(count, setting.device)
+    train = _pictures(count, setting.device)
 
     def built(label: str, out: Path) -> Any:
         changes = [*ltpa.changes(ltpa.models()[label]), f"train.steps={steps}"]
@@ -273,21 +275,38 @@ def loop(setting: Setting, report: Report) -> None:
         assert isinstance(recipe, ltpa.LtpaRecipe)
         seed_everything(0)
         context = Context(out / label, 0, setting.device, None)
-        made = ltpa_building.trained(recipe, context, train, None, pictures(8, "cpu"), names)
+        made = ltpa_building.trained(recipe, context, train, None, _pictures(8, "cpu"), names)
         made.model.to(setting.device)
         return made.stages[0], recipe.train.batch
 
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(checkpoint, "save"):
+        made = {label: built(label, Path(folder)) for label in pair}
+        ways: dict[str, Callable[[], object]] = {
+            label: lambda stage=stage: stage.run(False, Reporter(enabled=False))
+            for label, (stage, _) in made.items()
+        }
+        yield Loops(ways, steps, made[pair[0]][1])
+
+
+def _pictures(many: int, device: str) -> Any:
+    """Random pictures and classes, as a data set that lies there."""
+    from overt.data.resident import Resident
+
+    drawn = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (many, 3, 32, 32), generator=drawn, dtype=torch.uint8)
+    labels = torch.randint(0, CLASSES, (many,), generator=drawn)
+    ids = tuple(map(str, range(many)))
+    return Resident("random", "train", ids, images.to(device), labels.to(device), "")
+
+
+def loop(setting: Setting, report: Report) -> None:
+    """VGG-att beside its controls in the training loop."""
     for pair in PAIRS:
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(checkpoint, "save"):
-            made = {label: built(label, Path(folder)) for label in pair}
-            ways = {
-                label: lambda stage=stage: stage.run(False, Reporter(enabled=False))
-                for label, (stage, _) in made.items()
-            }
-            times = race(ways, min(5, setting.rounds), timer(setting.device), limit=8.0)
-        batch = made[pair[0]][1]
-        rate = steps * batch / times.of(pair[0]).median
-        report.facts[f"loop, {pair[0]}"] = {"samples_per_second": rate, "batch": batch}
+        with looping(setting, pair) as loops:
+            times = race(loops.ways, min(9, 2 * setting.rounds), timer(setting.device), limit=8.0)
+        rate = loops.steps * loops.batch / times.of(pair[0]).median
+        told = {"samples_per_second": rate, "batch": loops.batch}
+        report.facts[f"loop, {pair[0]}"] = told
         report.add(dearer(f"the loop, {rate:.0f} images / s", times, *pair, at_most(CONTROL)))
 
 
