@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 
 FORMATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+# A kernel is compiled anew for a number that is 1 or that 16 divides: not for these, which change
+# from batch to batch and say nothing about where rows of keys or targets begin.
+OF_A_BATCH = ("samples", "count", "start")
 
 
 @triton.jit
@@ -96,7 +99,7 @@ def _slope_block(
     return tl.where(seen, slope - tl.exp(log) * sums[:, None], 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_A_BATCH)
 def log_shares(
     out, hidden, hidden_b, hidden_s, HIDES: tl.constexpr, places, rows,
     layers, samples, heads, groups, count, long, start, scale,
@@ -139,7 +142,7 @@ def log_shares(
         tl.store(base + s[:, None] * long + r[None, :], found, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_A_BATCH)
 def to_rows(
     made, sums, slopes, logs, places, rows,
     layers, samples, heads, groups, count, long, start, scale,
@@ -173,7 +176,7 @@ def to_rows(
     tl.store(at, (found * scale).to(FORMAT), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*OF_A_BATCH, "layer"))
 def to_keys(
     whole, whole_b, whole_g, whole_n, slopes, logs, sums, layer, places, rows,
     layers, samples, heads, groups, count, long, start, scale,
@@ -234,7 +237,7 @@ def _cost_slope_block(
     return tl.where(seen, slope[:, None] * (share * mass[:, None] - want), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_A_BATCH)
 def costs(
     out, levels, masses, wanted, nothing, hidden, hidden_b, hidden_s, HIDES: tl.constexpr,
     places, rows, layers, samples, heads, groups, count, long, start, scale,
@@ -276,7 +279,7 @@ def costs(
     tl.store(masses + at, mass, mask=s < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_A_BATCH)
 def costs_to_rows(
     made, slopes, levels, masses, wanted, hidden, hidden_b, hidden_s, HIDES: tl.constexpr,
     places, rows, layers, samples, heads, groups, count, long, start, scale,
@@ -307,7 +310,7 @@ def costs_to_rows(
     tl.store(at, (found * scale).to(FORMAT), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*OF_A_BATCH, "layer"))
 def costs_to_keys(
     whole, whole_b, whole_g, whole_n, layer,
     slopes, levels, masses, wanted, hidden, hidden_b, hidden_s, HIDES: tl.constexpr,

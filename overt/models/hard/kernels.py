@@ -118,7 +118,7 @@ def queries_and_keys(
         tl.store(at_row, found.to(FORMAT), mask=here[:, None] & (n < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("count",))  # how many cells a batch has: not to be compiled anew
 def by_their_share(
     of_cells, shares, above, place, count, cells, heads,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
@@ -374,35 +374,44 @@ def to_queries(
 ):  # fmt: skip
     """The gradient of the queries of one head of one sample, and what each row has on average.
 
-    Of a sample whose cells fit into one piece that of the keys too.
+    Of a sample whose cells fit into one piece that of the keys too, and no averages, which only the
+    keys of larger samples need.
     """
     h, _, start, m = _sample(many, ends, heads)
     wide = 2 * heads * W
-    for i in range(0, m, BQ):
-        query = _side(both, start, i, m, h * W, wide, W, BW, BQ)
-        own = _numbers(level, start, i, m, heads, h, BQ)
-        mean = tl.zeros([BQ], tl.float32)
-        for j in range(0, m, BQ):
-            key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
-            gets = _numbers(slope, start, j, m, heads, h, BQ)
-            looks = _looks(query, key, own, i, j, m, scale, EXACT, BQ)
-            mean += tl.sum(looks * gets[None, :], 1)
-        found = tl.zeros([BQ, BW], tl.float32)
-        for j in range(0, m, BQ):
-            key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
-            gets = _numbers(slope, start, j, m, heads, h, BQ)
-            looks = _looks(query, key, own, i, j, m, scale, EXACT, BQ)
-            of_score = (looks * (gets[None, :] - mean[:, None]) * scale).to(FORMAT)
-            found = tl.dot(of_score, key, found, input_precision=EXACT)
-            if m <= BQ:
-                to_key = tl.dot(tl.trans(of_score), query, input_precision=EXACT)
-                column = (heads + h) * W
-                _write(
-                    of_both, turned, to_key, start, j, m, column, wide, room, FORMAT, W, BW, BQ
-                )  # fmt: skip
-        q = i + tl.arange(0, BQ)
-        tl.store(means + (start + q) * heads + h, mean, mask=q < m)
-        _write(of_both, turned, found, start, i, m, h * W, wide, room, FORMAT, W, BW, BQ)
+    if m <= BQ:  # all looks are made once
+        query = _side(both, start, 0, m, h * W, wide, W, BW, BQ)
+        key = _side(both, start, 0, m, (heads + h) * W, wide, W, BW, BQ)
+        gets = _numbers(slope, start, 0, m, heads, h, BQ)
+        own = _numbers(level, start, 0, m, heads, h, BQ)
+        looks = _looks(query, key, own, 0, 0, m, scale, EXACT, BQ)
+        mean = tl.sum(looks * gets[None, :], 1)
+        of_score = (looks * (gets[None, :] - mean[:, None]) * scale).to(FORMAT)
+        found = tl.dot(of_score, key, input_precision=EXACT)
+        _write(of_both, turned, found, start, 0, m, h * W, wide, room, FORMAT, W, BW, BQ)
+        found = tl.dot(tl.trans(of_score), query, input_precision=EXACT)
+        column = (heads + h) * W
+        _write(of_both, turned, found, start, 0, m, column, wide, room, FORMAT, W, BW, BQ)
+    else:
+        for i in range(0, m, BQ):
+            query = _side(both, start, i, m, h * W, wide, W, BW, BQ)
+            own = _numbers(level, start, i, m, heads, h, BQ)
+            mean = tl.zeros([BQ], tl.float32)
+            for j in range(0, m, BQ):
+                key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
+                gets = _numbers(slope, start, j, m, heads, h, BQ)
+                looks = _looks(query, key, own, i, j, m, scale, EXACT, BQ)
+                mean += tl.sum(looks * gets[None, :], 1)
+            found = tl.zeros([BQ, BW], tl.float32)
+            for j in range(0, m, BQ):
+                key = _side(both, start, j, m, (heads + h) * W, wide, W, BW, BQ)
+                gets = _numbers(slope, start, j, m, heads, h, BQ)
+                looks = _looks(query, key, own, i, j, m, scale, EXACT, BQ)
+                of_score = (looks * (gets[None, :] - mean[:, None]) * scale).to(FORMAT)
+                found = tl.dot(of_score, key, found, input_precision=EXACT)
+            q = i + tl.arange(0, BQ)
+            tl.store(means + (start + q) * heads + h, mean, mask=q < m)
+            _write(of_both, turned, found, start, i, m, h * W, wide, room, FORMAT, W, BW, BQ)
 
 
 @triton.jit
