@@ -152,6 +152,15 @@ class Case:
         self.cells.grad = None
         self.module.zero_grad(set_to_none=True)
 
+    def slopes(self, run: Run) -> list[Tensor]:
+        """The gradients of the cells and of the module."""
+        self.clear()
+        run().square().sum().backward()
+        given = (self.cells, *self.module.parameters())
+        found = [one.grad for one in given if one.grad is not None]
+        self.clear()
+        return found
+
     def raced(self, runs: dict[str, Run], setting: Setting) -> Times:
         """Seconds of each, forward and backward."""
 
@@ -181,6 +190,17 @@ def same(first: Tensor, *others: Tensor) -> None:
     for other in others:
         apart = float((first - other).abs().max() / first.abs().max())
         assert apart < (1e-4 if first.is_cpu else 5e-3), f"two ways are {apart:g} apart"
+
+
+def same_slopes(case: Case, one: Run, other: Run) -> float:
+    """Assert that gradients agree, and how far they are apart at most, of the largest of each.
+
+    In TF32 they are rounded several times on their way, and only what is wrong is far off.
+    """
+    pairs = zip(case.slopes(one), case.slopes(other), strict=True)
+    apart = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+    assert apart < (1e-3 if case.cells.is_cpu else 0.1), f"gradients are {apart:g} apart"
+    return apart
 
 
 def share_of(ratio: Spread, whole: float) -> Spread:
@@ -232,13 +252,16 @@ def fixed(name: str, case: Case, setting: Setting, report: Report, dense: dict[s
             "a mask": partial(case.some, masked, rule),
             **(dense if share == 0.25 else {}),
         }
+        what = f"{name}, {count} of {case.count}"
         with torch.no_grad():
             same(runs["a mask"](), runs["kept cells"]())
+        report.facts[f"{what}: gradients off those of a mask"] = same_slopes(
+            case, runs["a mask"], runs["kept cells"]
+        )
         times = case.raced(runs, setting)
         flops = case.module.flops(torch.tensor([case.count, count], dtype=torch.float64))
         fewer = float(flops[0] / flops[1])
         goal = None if setting.gpu else at_least(GATHER, "cpu")  # a card: as a graph, below
-        what = f"{name}, {count} of {case.count}"
         report.add(_row(what, times, fewer, "of the ratio of operations", goal))
         if setting.gpu:
             ours = {**_everything(case), "kept cells": runs["kept cells"]}
@@ -272,12 +295,15 @@ def adaptive(name: str, case: Case, setting: Setting, report: Report) -> None:
             "all cells": case.all,
             "kept cells": partial(case.some, chosen, rule),
         }
-        with torch.no_grad():
-            same(case.some(masked, rule), runs["kept cells"]())
-        times = case.raced(runs, setting)
         counts = rule(presence(case.cells.detach())).sum(dim=-1).double()
         mean, most = float(counts.mean()), int(counts.max())
         what = f"{name}, mean {mean:.1f}, most {most} of {case.count}"
+        with torch.no_grad():
+            same(case.some(masked, rule), runs["kept cells"]())
+        report.facts[f"{what}: gradients off those of a mask"] = same_slopes(
+            case, partial(case.some, masked, rule), runs["kept cells"]
+        )
+        times = case.raced(runs, setting)
         goal = None if setting.gpu else at_least(ADAPTIVE, "cpu")  # a card: as a graph, below
         report.add(_row(what, times, case.count / mean, "of all / mean kept", goal))
         if setting.gpu:

@@ -299,9 +299,11 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 def commit(given: str | None = None) -> str | None:
     """The commit that is measured, in short: of this checkout, or as it was told of a copy."""
-    from overt.recipes import running
+    found = given
+    if found is None:
+        from overt.recipes import running
 
-    found = given or running.commit()
+        found = running.commit()
     if found is None:
         return None
     name, mark, changes = found.partition("+")
