@@ -339,7 +339,7 @@ def timed(out: Path, sizes: Sizes, device: str, at_once: tuple[int, ...] = AT_ON
         found[str(count)] = {"ratio": ratios, "seconds": times}
         for name, ratio in ratios.items():
             print(f"{count} pictures, {name}: {ratio:.3f}")
-    files.write_json(out / "time.json", found)
+        files.write_json(out / "time.json", found)  # what is measured stays if the rest is stopped
 
 
 def _all_kept(model: nn.Module) -> AbstractContextManager[Any]:

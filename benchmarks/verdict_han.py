@@ -29,6 +29,12 @@ AGREEMENT = ("covered", "beyond_chance", "mass_inside", "deletion")
 KEPT = ("accuracy", "covered", "beyond_chance", "cells_kept")
 STRONG, POINT, MISSED, COLLAPSE = 0.94, 0.01, 0.9, 2.0
 LEARNED = ("gumbel-sum-16", "straight-through-sum-16", "soft-to-hard-sum-16")
+BETWEEN = (
+    ("han-sum-32", "han-sum-16"),
+    ("han-sum-32", "sum"),
+    ("han-pairwise-32", "han-pairwise-16"),
+    ("han-pairwise-32", "pairwise"),
+)
 LEVELS = (0.8, 0.9)
 FIGURE_3 = ("rn", "rn-dropout", "han-rn-fine", "han-rn", "st-rn")
 BASELINES = {"rn": "rn", "rn-dropout": "rn"}  # and the row whose milliseconds a step they have
@@ -275,6 +281,8 @@ def choosing(kept: Kept, name: str = "accuracy") -> None:
     """The rules that scenes, easy-VQA and DAQUAR share."""
     no_worse(kept, "han-sum-16", "sum", name, "a few are enough")
     no_worse(kept, "han-pairwise-16", "pairwise", name, "a few are enough")
+    for ours, other in BETWEEN:
+        difference(kept, ours, other, name, "beside it, 32 cells")
     no_worse(kept, "han-pairwise-48", "san2-pos", name, "at least as good as soft")
     difference(kept, "han-pairwise-48", "san2-pos", name, "better than soft")
     for row in ("adahan-pairwise", "adahan-sum"):
@@ -287,6 +295,8 @@ def choosing(kept: Kept, name: str = "accuracy") -> None:
         difference(kept, "han-sum-16", other, name, "the rule is worth something")
     for row in LEARNED:
         difference(kept, row, "han-sum-16", name, "learned choices")
+    difference(kept, "san2", "san1", name, "two hops")
+    difference(kept, "han-sum-16", "san2-pos", name, "beside it, hard and soft")
 
 
 def families(kept: Kept) -> None:
@@ -315,7 +325,6 @@ def scenes(kept: Kept) -> None:
     for other in ("blind-sum-16", "random-sum-16"):
         difference(kept, "han-sum-16", other, "covered", "finds what decides")
     choosing(kept)
-    difference(kept, "han-sum-16", "san2-pos", "accuracy", "beside it, hard and soft end to end")
     families(kept)
 
 
