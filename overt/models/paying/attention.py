@@ -241,17 +241,45 @@ class _Weighed(torch.autograd.Function):
         shares = logs.exp()
         with torch.autocast(cells.device.type, enabled=False):
             if of_summary is None:
-                of_cells = torch.zeros_like(cells)
+                of_summary = cells.new_zeros(len(cells), cells.shape[2])
             else:
                 fits = torch.bmm(cells, of_summary[:, :, None])[:, :, 0] * shares
                 of_logs = fits if of_logs is None else fits + of_logs
-                of_cells = shares.to(cells.dtype)[..., None] * of_summary[:, None]
             if of_logs is None:
                 return None, None, None
             of_scores = of_logs - shares * of_logs.sum(dim=-1, keepdim=True)
             of_weight = precise.flatten(0, 1).mT @ of_scores.flatten()
-            of_cells = of_cells.addcmul_(of_scores[..., None], weight.to(logs.dtype))
+            if cells.dtype == torch.bfloat16:
+                of_cells = in_halves(of_scores, weight, shares, of_summary)
+            else:
+                of_cells = shares.to(cells.dtype)[..., None] * of_summary[:, None]
+                of_cells = of_cells.addcmul_(of_scores[..., None], weight.to(logs.dtype))
         return of_cells, of_weight.to(weight.dtype), of_scores.sum().to(bias.dtype)
+
+
+def in_halves(
+    of_scores: Float[Tensor, "b k"],
+    weight: Float[Tensor, " d"],
+    shares: Float[Tensor, "b k"],
+    of_summary: Float[Tensor, "b d"],
+) -> Float[Tensor, "b k d"]:
+    """`of_scores u + shares of_summary` for every cell, in bfloat16, in one pass over the cells.
+
+    A number of 32 bits is the sum of two halves of sixteen but for 2^-17 of it, so the product of
+    halves rounds the sum once, where plain operations round both parts and then their sum.
+    Bfloat16 has the range of 32 bits; float16 has not, and its halves could overflow.
+    """
+    cells, features = shares.shape[1], len(weight)
+    whole = torch.cat([of_scores, shares, weight.expand(len(shares), -1)], dim=1)
+    large = whole.bfloat16()
+    small = (whole - large).bfloat16()
+    (score, share, u), (score_rest, share_rest, u_rest) = (
+        half.split([cells, cells, features], dim=1) for half in (large, small)
+    )
+    # cells and features lie side by side, not the five: a card wants rows of sixteen bytes
+    left = torch.stack([score, score_rest, score, share, share_rest], dim=1)
+    right = torch.stack([u, u, u_rest, of_summary, of_summary], dim=1)
+    return torch.bmm(left.mT, right)
 
 
 def carry(
