@@ -176,6 +176,7 @@ def profiles() -> str:
                 for operation, row in list(one["operations"].items())[:MOST]
             ]
             where = "CPU" if device == "cpu" else "H200"
+            where += f" at {one['commit']}" if one.get("commit") else ""
             lines.append(f"| {name}, {where} | {taken[0]} | {taken[1]} | {', '.join(told)} |")
     return "\n".join(lines)
 

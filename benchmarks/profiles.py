@@ -186,10 +186,12 @@ def main() -> None:
     found: dict[str, Any] = {}
     date = datetime.now(UTC).isoformat(timespec="seconds")
     report = {"machine": machine(given.device), "date": date, "rounds": ROUNDS, "profiles": found}
-    report["commit"] = commit(given.commit)
+    at = commit(given.commit)
     with ExitStack() as until:
         for name, make in pairs(given.device, until).items():
             told(name, make, given.device, found)
+            if name in found:
+                found[name]["commit"] = at
             if given.out is not None:
                 given.out.parent.mkdir(parents=True, exist_ok=True)
                 given.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -364,6 +364,11 @@ def test_what_was_run_is_told_section_by_section():
     ]
 
 
+def test_every_profile_of_a_card_tells_its_commit():
+    told = [line for line in load("pages").profiles().splitlines() if ", H200" in line]
+    assert told and all(re.search(r", H200 at [0-9a-f]{7} \|", line) for line in told)
+
+
 def test_a_figure_is_the_same_each_time(tmp_path):
     pages, report = load("pages"), load("sections.report")
     curve = report.Curve("A search", "masks", "s", [1.0, 10.0], {"loop": [1, 9], "search": [1, 2]})
