@@ -211,9 +211,10 @@ def set_aside(path: Path, root: Path) -> Path:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock(folder: Path, wait: bool = False) -> Iterator[None]:
     """Hold `folder` for this process; a second one gets `BadInput` that names the holder.
 
+    With `wait` it gets the folder when the first has let go of it.
     The kernel drops the lock when its holder dies, however it dies, so a stale one never blocks.
     Forked workers do not inherit it.
     """
@@ -225,7 +226,7 @@ def lock(folder: Path) -> Iterator[None]:
         descriptor = os.open(path, flags, 0o666)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
             raise BadInput(

@@ -877,6 +877,16 @@ def test_a_forked_worker_that_ends_does_not_end_its_parents_lock(tmp_path):
         os._exit(1)
 
 
+def test_who_waits_gets_the_lock_when_its_holder_lets_go(tmp_path):
+    child = held_by_child(tmp_path, lambda: time.sleep(0.5))
+    with pytest.raises(BadInput), files.lock(tmp_path):
+        pytest.fail("held twice")
+    with files.lock(tmp_path, wait=True):
+        assert outcome(child) == 0
+        with pytest.raises(BadInput, match=f"process {os.getpid()} "), files.lock(tmp_path):
+            pytest.fail("held twice")
+
+
 def test_a_lock_that_is_a_link_is_refused(tmp_path):
     (tmp_path / ".lock").symlink_to(tmp_path / "precious")
     with pytest.raises(BadInput, match="cannot be written"), files.lock(tmp_path):

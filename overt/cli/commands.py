@@ -175,7 +175,7 @@ def run(
     epilog=examples(
         "overt table scenes --out runs/scenes --seeds 3",
         "overt table ssa-1 --out runs/ssa-1 --rows none,mse --seeds 1 --data DATA",
-        "overt table scenes --out runs/scenes --resume",
+        "overt table scenes --out runs/scenes --jobs 4 --resume",
     )
 )
 def table(
@@ -195,6 +195,10 @@ def table(
     data: Data = None,
     sets: Sets = None,
     resume: Resume = False,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="How many runs at a time, each in its own process."),
+    ] = 1,
 ) -> None:
     """Run what is missing of a table, and print it beside the paper.
 
@@ -219,6 +223,7 @@ def table(
         sets=sets or [],
         resume=resume,
         command=command_line(context),
+        jobs=jobs,
         say=say,
     )
     print()

@@ -62,12 +62,14 @@ def build(
     shard: int = 512,
     batch: int = 64,
     on_progress: Progress | None = None,
+    wait: bool = False,
 ) -> "FeatureCache":
     """Encode every item of `dataset` into `folder`, or finish a build that was stopped.
 
     Items are encoded `batch` at a time and written `shard` at a time; whole shards that are already
     there are kept, broken ones are made again. A folder with features of another key is refused.
-    Features that are not finite stop the build and name the sample.
+    Features that are not finite stop the build and name the sample. A folder that another process
+    builds is refused; with `wait` this one waits, and takes what is there then.
     """
     folder = Path(folder)
     if shard < 1 or batch < 1 or not len(dataset):
@@ -76,7 +78,7 @@ def build(
         )
     total = len(dataset)
     about = {"format": FORMAT, "key": asdict(key), "items": total, "shard": shard}
-    with lock(folder):
+    with lock(folder, wait):
         sweep(folder)
         _claim(folder, about)
         shape: tuple[int, ...] | None = None

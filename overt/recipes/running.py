@@ -80,7 +80,7 @@ def run(
             files.write_json(out / "results.json", results)
         try:
             context = Context(out, seed, device, data_root)
-            with _ending():
+            with ending():
                 going_on = resume and held is not None
                 _go(recipe, context, results, going_on, show_progress and ranks.first)
         except (Stopped, KeyboardInterrupt):
@@ -160,7 +160,7 @@ def _go(
 
 
 @contextmanager
-def _ending() -> Iterator[None]:
+def ending() -> Iterator[None]:
     """Turn SIGTERM into `Stopped` wherever no training waits for the end of its step."""
     if threading.current_thread() is not threading.main_thread():
         yield

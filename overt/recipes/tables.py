@@ -7,14 +7,13 @@ row that belongs to another table is looked for under that one's name, and in a 
 tables fill it is run once. A run that fails is reported and does not stop the others.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from overt import files
-from overt.errors import BadInput, Damaged, Failed, Stopped
+from overt.errors import BadInput, Damaged
 from overt.recipes import checks, folder, settings
 from overt.recipes.comparison import Entry, Filled, Row, Table, write
 from overt.recipes.recipe import Recipe
@@ -103,6 +102,7 @@ def run_table(
     sets: Sequence[str] = (),
     resume: bool = False,
     command: Sequence[str] = (),
+    jobs: int = 1,
     show_progress: bool = True,
     say: Callable[[str], None] = print,
     committed: Path = COMMITTED,
@@ -111,28 +111,46 @@ def run_table(
 
     What cannot be started is refused before the first run starts. The table's two files are
     written anew after each run; they also show finished rows that were not asked for this time.
+    With several `jobs` so many runs go on at a time, each in a process of its own, and what a run
+    says is in a file beside its folder; where there are several cards, they are shared out.
     """
     folder.usable(out)
     source = _Source(table, out, committed)
-    jobs = [_Job(row, made(row, sets), seed) for row in pick(table, rows) for seed in range(seeds)]
-    found = [source.at_hand(job) for job in jobs]
-    for job, entry in zip(jobs, found, strict=True):
+    work = [_Job(row, made(row, sets), seed) for row in pick(table, rows) for seed in range(seeds)]
+    found = [source.at_hand(job) for job in work]
+    for job, entry in zip(work, found, strict=True):
         if entry is None:
             checks.data(job.recipe, data_root)
             begun = folder.begun(source.place(job))
             folder.claim(source.place(job), job.recipe, job.seed, resume=resume and begun)
-    others = source.others(jobs, sets, seeds)
+    others = source.others(work, sets, seeds)
+    missing = [number for number, entry in enumerate(found) if entry is None]
+    options = {"device": device, "data_root": data_root, "command": command}
+
+    def what(number: int) -> str:
+        return f"[{number + 1}/{len(work)}] {work[number].row.label}, seed {work[number].seed}:"
+
+    def begins(number: int) -> None:
+        say(f"{what(number)} runs in {source.place(work[number])}")
+
+    def ended() -> Iterator[tuple[int, Entry]]:
+        yield from ((number, entry) for number, entry in enumerate(found) if entry is not None)
+        if jobs == 1:
+            for number in missing:
+                begins(number)
+                place = source.place(work[number])
+                yield number, _run(work[number], place, show_progress=show_progress, **options)
+        else:
+            todo = {number: (work[number], source.place(work[number])) for number in missing}
+            yield from _run_beside(todo, jobs, begins, **options)
+
     with files.lock(out):
-        filled = _filled(table, [*zip(jobs, found, strict=True), *others])
-        for index, (job, entry) in enumerate(zip(jobs, found, strict=True)):
-            what = f"[{index + 1}/{len(jobs)}] {job.row.label}, seed {job.seed}:"
-            if entry is None:
-                say(f"{what} runs in {source.place(job)}")
-                options = {"device": device, "data_root": data_root, "command": command}
-                entry = _run(job, source.place(job), **options, show_progress=show_progress)
-                found[index] = entry
-            say(f"{what} {_HOW[entry.source]} {entry.place}{entry.error and f': {entry.error}'}")
-            filled = _filled(table, [*zip(jobs, found, strict=True), *others])
+        filled = _filled(table, [*zip(work, found, strict=True), *others])
+        for number, entry in ended():
+            found[number] = entry
+            how = f"{_HOW[entry.source]} {entry.place}{entry.error and f': {entry.error}'}"
+            say(f"{what(number)} {how}")
+            filled = _filled(table, [*zip(work, found, strict=True), *others])
             write(filled, out)
     return filled
 
@@ -218,19 +236,32 @@ def _filled(table: Table, found: Sequence[tuple[_Job, Entry | None]]) -> Filled:
 
 def _run(job: _Job, place: Path, **options: Any) -> Entry:
     """One run; whatever it fails of becomes a sentence, so that the other runs still come."""
-    from overt.recipes import running
+    from overt.recipes import workers
 
     begun = folder.begun(place)
-    try:
-        results = running.run(job.recipe, place, seed=job.seed, resume=begun, **options)
-    except Stopped:
-        raise
-    except (BadInput, Damaged, Failed) as error:
-        return job.entry(place, "failed", error=str(error))
-    except Exception as error:
-        if os.environ.get("OVERT_TRACEBACK"):
-            raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        why = f"a defect in overt: {said} (OVERT_TRACEBACK=1 shows where)"
-        return job.entry(place, "failed", error=why)
-    return job.entry(place, "run", results=results)
+    found = workers.tried(job.recipe, place, seed=job.seed, resume=begun, **options)
+    if isinstance(found, str):
+        return job.entry(place, "failed", error=found)
+    return job.entry(place, "run", results=found)
+
+
+def _run_beside(
+    todo: Mapping[int, tuple[_Job, Path]], jobs: int, begins: Callable[[int], None], **options: Any
+) -> Iterator[tuple[int, Entry]]:
+    """The runs by their numbers, so many at a time, each as it ends."""
+    from overt.recipes import workers
+    from overt.recipes.running import ending
+
+    numbers = list(todo)
+    orders = [
+        workers.Order.of(job.recipe, place, seed=job.seed, resume=folder.begun(place), **options)
+        for job, place in todo.values()
+    ]
+    with ending():
+        for index, why in workers.side_by_side(orders, jobs, lambda one: begins(numbers[one])):
+            job, place = todo[numbers[index]]
+            held = None if why else folder.look(place)
+            if held is None:
+                yield numbers[index], job.entry(place, "failed", error=why or "it left no results")
+            else:
+                yield numbers[index], job.entry(place, "run", results=held.results)

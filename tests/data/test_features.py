@@ -1,6 +1,7 @@
 import hashlib
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from overt.data.batch import Batch
 from overt.data.features import ABOUT, FEATURES, SHARD, Cached, FeatureCache, Key, build
 from overt.errors import BadInput, Damaged, Failed
-from overt.files import writing
+from overt.files import lock, writing
 
 KEY = Key("toy", "abc", "none", "123")
 
@@ -50,6 +51,30 @@ def tree(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != ".lock"
     }
+
+
+def test_a_second_build_is_refused_or_waits_and_takes_what_the_first_made(tmp_path) -> None:
+    asked = []
+
+    def first(batch: Batch) -> torch.Tensor:
+        with pytest.raises(BadInput, match="is in use by process"):
+            make(tmp_path / "cache")
+        if not asked:
+            asked.append(threading.Thread(target=second))
+            asked[0].start()
+        return encode(batch)
+
+    def second() -> None:
+        def never(batch: Batch) -> torch.Tensor:
+            raise AssertionError("it was there")
+
+        asked.append(make(tmp_path / "cache", never, wait=True))
+
+    whole = make(tmp_path / "cache", first)
+    asked[0].join(timeout=60)
+    assert asked[1].digest() == whole.digest()
+    with lock(tmp_path / "cache"):  # nobody holds it any more
+        pass
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def run(out: Path, *signals: int, naive: bool = False) -> int:
     patch.setattr(loop._Run, "forward", signalled)
     if naive:  # a program that has never heard of signals
         patch.setattr(loop._Run, "signals", lambda self: nullcontext())
-        patch.setattr(running, "_ending", nullcontext)
+        patch.setattr(running, "ending", nullcontext)
     words = ["run", "scenes-soft", "--out", str(out), "--device", "cpu"]
     words += [word for one in SETS for word in ("--set", one)]
     return cli.main(words)

@@ -32,7 +32,7 @@ def cache_of(
 ) -> FeatureCache:
     """The cache that a recipe names, or that of its backbone, made where it is not there yet.
 
-    A build that was stopped goes on where it was. While one process makes it, another is refused.
+    A build that was stopped goes on where it was. While one process makes it, others wait for it.
     """
     if data.features is not None:
         return FeatureCache(Path(data.features))
@@ -60,7 +60,14 @@ def cells_of(
     reporter = Reporter(enabled=processes(str(device)).first)
     with reporter.stage(f"features of {photos.name}", len(photos), 0):
         return features.build(
-            folder, key, photos, encode, SHARD, BATCH, lambda done, _: reporter.step(done, {})
+            folder,
+            key,
+            photos,
+            encode,
+            SHARD,
+            BATCH,
+            lambda done, _: reporter.step(done, {}),
+            wait=True,
         )
 
 

@@ -1,0 +1,240 @@
+"""Runs side by side: workers, each a process of its own that takes one run after another.
+
+A worker reads orders from its standard input, a line of JSON each, and answers each with a line.
+What a run says while it goes on is in a file beside its folder. A worker ends when its input does;
+a run that is under way is then stopped as by SIGTERM, and saved: no worker outlives who started it.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+from overt.errors import BadInput, Damaged, Failed, Stopped
+from overt.recipes import find, settings
+from overt.recipes.recipe import Recipe
+
+PATIENCE = 120.0  # seconds that a run has to save what it has, before it is killed
+VISIBLE, THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
+
+
+def tried(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any] | str:
+    """The results of one run, or a sentence on what it failed of; `Stopped` goes through."""
+    from overt.recipes import running
+
+    try:
+        return running.run(recipe, out, **options)
+    except Stopped:
+        raise
+    except (BadInput, Damaged, Failed) as error:
+        return str(error)
+    except Exception as error:
+        if os.environ.get("OVERT_TRACEBACK"):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return f"a defect in overt: {said} (OVERT_TRACEBACK=1 shows where)"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run, as a worker is told of it; `settings` are all that its recipe has."""
+
+    recipe: str
+    settings: Mapping[str, Any]
+    out: str
+    seed: int
+    device: str
+    data_root: str | None
+    resume: bool
+    command: Sequence[str]
+
+    @classmethod
+    def of(cls, recipe: Recipe, out: Path, data_root: Path | None, **rest: Any) -> "Order":
+        """The order for a recipe, which has to be one that its name leads back to."""
+        values = settings.to_json(recipe)
+        if type(find(recipe.name)) is not type(recipe):
+            raise BadInput(f"{recipe.name} is another recipe by its name; run it by itself.")
+        root = None if data_root is None else str(data_root)
+        return cls(recipe.name, values, str(out), data_root=root, **rest)
+
+    @property
+    def log(self) -> Path:
+        """The file beside the run's folder that has what the run says."""
+        return Path(f"{self.out}.log")
+
+    def run(self) -> str:
+        """Run it here; "" when it is done, else what it failed of."""
+        recipe = settings.restore(find(self.recipe), self.settings)
+        found = tried(
+            recipe,
+            Path(self.out),
+            seed=self.seed,
+            device=self.device,
+            data_root=None if self.data_root is None else Path(self.data_root),
+            resume=self.resume,
+            command=self.command,
+        )
+        return found if isinstance(found, str) else ""
+
+
+# --- who gives orders
+
+
+def side_by_side(
+    orders: Sequence[Order], jobs: int, begins: Callable[[int], None] = lambda index: None
+) -> Iterator[tuple[int, str]]:
+    """Run all orders, `jobs` at a time; each is told when it ends, with "" or what it failed of.
+
+    Orders begin as they come; `begins` hears of each. Cards are shared out among the workers, and
+    so are processors, where the environment does not say how many threads there are to be. Whoever
+    stops listening stops the runs: they save what they have.
+    """
+    waiting = deque(range(len(orders)))
+    unmanned = deque(_environments(min(jobs, len(orders)), {order.device for order in orders}))
+    idle: list[_Worker] = []
+    busy: set[_Worker] = set()
+    with selectors.DefaultSelector() as heard:
+        try:
+            while waiting or busy:
+                while waiting and (idle or unmanned):
+                    worker = idle.pop() if idle else _Worker(unmanned.popleft())
+                    busy.add(worker)
+                    heard.register(worker.answers, selectors.EVENT_READ, worker)
+                    begins(waiting[0])
+                    worker.take(waiting[0], orders[waiting.popleft()])
+                for key, _ in heard.select():
+                    worker = key.data
+                    heard.unregister(worker.answers)
+                    ended = worker.answer()
+                    busy.remove(worker)
+                    if worker.gone:
+                        unmanned.append(worker.environment)
+                    else:
+                        idle.append(worker)
+                    yield ended
+        finally:
+            for worker in (*idle, *busy):
+                worker.dismiss()
+            for worker in (*idle, *busy):
+                worker.wait()
+
+
+class _Worker:
+    """A process that takes orders, as its employer sees it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment, self.order, self.gone = environment, -1, False
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
+            text=True,
+            bufsize=1,
+            start_new_session=True,  # Ctrl-C is for the employer, who then closes the input
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.orders: IO[str] = self.process.stdin
+        self.answers: IO[str] = self.process.stdout
+
+    def take(self, index: int, order: Order) -> None:
+        """Give it an order; a worker that is not there any more is noticed by its answer."""
+        self.order = index
+        with suppress(BrokenPipeError):
+            self.orders.write(json.dumps(asdict(order)) + "\n")
+            self.orders.flush()
+
+    def answer(self) -> tuple[int, str]:
+        """Which order has ended, and what it failed of; the end of the process is a failure."""
+        line = self.answers.readline()
+        if line.endswith("\n"):
+            return self.order, str(json.loads(line))
+        self.gone = True
+        code = self.process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return self.order, f"its process {how}; what it said last is in the file beside its folder"
+
+    def dismiss(self) -> None:
+        """Let it end, or stop what it does."""
+        with suppress(OSError):
+            self.orders.close()
+
+    def wait(self) -> None:
+        """Wait for its end, and make one if it does not come."""
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.answers.close()
+
+
+def _environments(count: int, devices: set[str]) -> list[dict[str, str]]:
+    """What each worker is told by its environment: the code to run, its card and its threads."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    shared = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    if THREADS not in os.environ:
+        shared[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // count))
+    cards = _cards() if devices <= {"auto", "cuda"} else []
+    return [
+        {**shared, VISIBLE: cards[number % len(cards)]} if len(cards) > 1 else dict(shared)
+        for number in range(count)
+    ]
+
+
+def _cards() -> list[str]:
+    """The cards that this process may use, by the names that the driver knows them by."""
+    if VISIBLE in os.environ:
+        return [one.strip() for one in os.environ[VISIBLE].split(",") if one.strip()]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+# --- who takes them
+
+
+def main() -> int:
+    """Take orders until there are no more."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    orders: SimpleQueue[str | None] = SimpleQueue()
+    under_way = threading.Event()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            orders.put(line)
+        orders.put(None)
+        if under_way.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while (line := orders.get()) is not None:
+        order = Order(**json.loads(line))
+        order.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(order.log, "ab", buffering=0) as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        under_way.set()
+        try:
+            answer = order.run()
+        except Stopped as ended:
+            print(ended, file=sys.stderr)
+            return ended.code
+        under_way.clear()
+        answers.write(json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
