@@ -16,6 +16,12 @@ def device(name: str) -> None:
         raise BadInput(f"there is no device {name!r}; choose auto, cpu, cuda, cuda:1 or mps.")
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return allowed or 1
+
+
 def data_root(given: Path | None) -> Path | None:
     """The folder of data sets that `--data` or else OVERT_DATA names; it must be there."""
     named = os.environ.get("OVERT_DATA")

@@ -133,7 +133,7 @@ def _devices() -> Iterator[Finding]:
         said = " ".join(str(error).split())[:200]
         yield Finding("torch", f"cannot be imported: {said}.", "install torch again", wrong=True)
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = checks.cores()
     yield Finding("cpu", f"{cores} cores, {torch.get_num_threads()} threads for torch")
     cards = range(torch.cuda.device_count())
     for number in cards:

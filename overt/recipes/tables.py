@@ -240,8 +240,8 @@ def _run(job: _Job, place: Path, **options: Any) -> Entry:
 
     begun = folder.begun(place)
     found = workers.tried(job.recipe, place, seed=job.seed, resume=begun, **options)
-    if isinstance(found, str):
-        return job.entry(place, "failed", error=found)
+    if isinstance(found, Exception):
+        return job.entry(place, "failed", error=str(found))
     return job.entry(place, "run", results=found)
 
 
@@ -258,10 +258,11 @@ def _run_beside(
         for job, place in todo.values()
     ]
     with ending():
-        for index, why in workers.side_by_side(orders, jobs, lambda one: begins(numbers[one])):
-            job, place = todo[numbers[index]]
-            held = None if why else folder.look(place)
+        for ended in workers.side_by_side(orders, jobs, lambda index: begins(numbers[index])):
+            number = numbers[ended.number]
+            job, place = todo[number]
+            held = folder.look(place) if ended.code == 0 else None
             if held is None:
-                yield numbers[index], job.entry(place, "failed", error=why or "it left no results")
+                yield number, job.entry(place, "failed", error=ended.why)
             else:
-                yield numbers[index], job.entry(place, "run", results=held.results)
+                yield number, job.entry(place, "run", results=held.results)

@@ -18,18 +18,22 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from overt.errors import BadInput, Damaged, Failed, Stopped
-from overt.recipes import find, settings
+from overt.recipes import checks, find, settings
 from overt.recipes.recipe import Recipe
 
 PATIENCE = 120.0  # seconds that a run has to save what it has, before it is killed
+OFTEN = 0.3  # seconds after which what runs say is passed on
 VISIBLE, THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
 
 
-def tried(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any] | str:
-    """The results of one run, or a sentence on what it failed of; `Stopped` goes through."""
+def tried(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any] | Exception:
+    """The results of one run, or what it failed of, as an error with a sentence of its own.
+
+    An end that was asked for, `Stopped`, goes through.
+    """
     from overt.recipes import running
 
     try:
@@ -37,12 +41,20 @@ def tried(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any] | str:
     except Stopped:
         raise
     except (BadInput, Damaged, Failed) as error:
-        return str(error)
+        return error
     except Exception as error:
         if os.environ.get("OVERT_TRACEBACK"):
             raise
         said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return f"a defect in overt: {said} (OVERT_TRACEBACK=1 shows where)"
+        return Failed(f"a defect in overt: {said} (OVERT_TRACEBACK=1 shows where)")
+
+
+class Ended(NamedTuple):
+    """How an order ended: which it was, the exit code that a command would have, and why."""
+
+    number: int
+    code: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,7 @@ class Order:
     data_root: str | None
     resume: bool
     command: Sequence[str]
+    title: str | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, out: Path, data_root: Path | None, **rest: Any) -> "Order":
@@ -72,8 +85,8 @@ class Order:
         """The file beside the run's folder that has what the run says."""
         return Path(f"{self.out}.log")
 
-    def run(self) -> str:
-        """Run it here; "" when it is done, else what it failed of."""
+    def run(self) -> tuple[int, str]:
+        """Run it here: an exit code and what it failed of."""
         recipe = settings.restore(find(self.recipe), self.settings)
         found = tried(
             recipe,
@@ -83,22 +96,31 @@ class Order:
             data_root=None if self.data_root is None else Path(self.data_root),
             resume=self.resume,
             command=self.command,
+            title=self.title,
         )
-        return found if isinstance(found, str) else ""
+        if not isinstance(found, Exception):
+            return 0, ""
+        return 2 if isinstance(found, BadInput | Damaged) else 1, str(found)
 
 
 # --- who gives orders
 
 
 def side_by_side(
-    orders: Sequence[Order], jobs: int, begins: Callable[[int], None] = lambda index: None
-) -> Iterator[tuple[int, str]]:
-    """Run all orders, `jobs` at a time; each is told when it ends, with "" or what it failed of.
+    orders: Sequence[Order],
+    jobs: int,
+    begins: Callable[[int], None] = lambda index: None,
+    says: Callable[[int, str], None] | None = None,
+) -> Iterator[Ended]:
+    """Run all orders, `jobs` at a time, and tell of each when it ends.
 
-    Orders begin as they come; `begins` hears of each. Cards are shared out among the workers, and
-    so are processors, where the environment does not say how many threads there are to be. Whoever
-    stops listening stops the runs: they save what they have.
+    Orders begin as they come; `begins` hears of each, and `says` gets the lines that they say.
+    Cards are shared out among the workers, and so are processors, where the environment does not
+    say how many threads there are to be. Whoever stops listening stops the runs: they save what
+    they have.
     """
+    if not orders:
+        return
     waiting = deque(range(len(orders)))
     unmanned = deque(_environments(min(jobs, len(orders)), {order.device for order in orders}))
     idle: list[_Worker] = []
@@ -112,7 +134,12 @@ def side_by_side(
                     heard.register(worker.answers, selectors.EVENT_READ, worker)
                     begins(waiting[0])
                     worker.take(waiting[0], orders[waiting.popleft()])
-                for key, _ in heard.select():
+                ready = heard.select(None if says is None else OFTEN)
+                if says is not None:
+                    for worker in busy:
+                        for line in worker.news():
+                            says(worker.index, line)
+                for key, _ in ready:
                     worker = key.data
                     heard.unregister(worker.answers)
                     ended = worker.answer()
@@ -133,7 +160,8 @@ class _Worker:
     """A process that takes orders, as its employer sees it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.environment, self.order, self.gone = environment, -1, False
+        self.environment, self.gone = environment, False
+        self.index, self.log, self.read = -1, Path(os.devnull), 0
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
@@ -149,20 +177,33 @@ class _Worker:
 
     def take(self, index: int, order: Order) -> None:
         """Give it an order; a worker that is not there any more is noticed by its answer."""
-        self.order = index
+        self.index, self.log = index, order.log
+        self.read = order.log.stat().st_size if order.log.is_file() else 0
         with suppress(BrokenPipeError):
             self.orders.write(json.dumps(asdict(order)) + "\n")
             self.orders.flush()
 
-    def answer(self) -> tuple[int, str]:
-        """Which order has ended, and what it failed of; the end of the process is a failure."""
+    def news(self) -> list[str]:
+        """The whole lines that its run has said since it was last asked."""
+        if not self.log.is_file():
+            return []
+        with open(self.log, "rb") as file:
+            file.seek(self.read)
+            whole = file.read().rpartition(b"\n")[0]
+        self.read += len(whole) + bool(whole)
+        return whole.decode("utf-8", "replace").splitlines()
+
+    def answer(self) -> Ended:
+        """How its order has ended; the end of the process is a failure."""
         line = self.answers.readline()
         if line.endswith("\n"):
-            return self.order, str(json.loads(line))
+            return Ended(self.index, *json.loads(line))
         self.gone = True
+        self.dismiss()
+        self.answers.close()
         code = self.process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return self.order, f"its process {how}; what it said last is in the file beside its folder"
+        return Ended(self.index, 1, f"its process {how}; what it said last is in {self.log}")
 
     def dismiss(self) -> None:
         """Let it end, or stop what it does."""
@@ -185,7 +226,7 @@ def _environments(count: int, devices: set[str]) -> list[dict[str, str]]:
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     shared = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
     if THREADS not in os.environ:
-        shared[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // count))
+        shared[THREADS] = str(max(1, checks.cores() // count))
     cards = _cards() if devices <= {"auto", "cuda"} else []
     return [
         {**shared, VISIBLE: cards[number % len(cards)]} if len(cards) > 1 else dict(shared)
@@ -208,6 +249,7 @@ def _cards() -> list[str]:
 def main() -> int:
     """Take orders until there are no more."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what is printed is no answer
     orders: SimpleQueue[str | None] = SimpleQueue()
     under_way = threading.Event()
 

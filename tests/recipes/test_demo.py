@@ -14,8 +14,9 @@ import pytest
 
 from overt import files
 from overt.errors import BadInput, Damaged, Failed, Stopped
-from overt.recipes import demo, folder, recipes, scenes, settings
+from overt.recipes import demo, folder, recipes, scenes, settings, workers
 from overt.recipes.comparison import Row
+from overt.recipes.workers import Order
 from tests.recipes import tiny
 
 SHORT = (*tiny.SETS, "train.save_every=1")
@@ -93,7 +94,7 @@ def test_a_row_as_a_command_line() -> None:
     found = demo.command(ROWS[1], Path("d/soft"), ["--seed", "3"])
     changes = [word for one in SHORT for word in ("--set", one)]
     named = ["--out", "d/soft", "--title", "soft"]
-    assert found == ["run", "scenes-soft", *named, "--seed", "3", *changes]
+    assert found == ["overt", "run", "scenes-soft", *named, "--seed", "3", *changes]
 
 
 # A whole demo
@@ -178,56 +179,75 @@ def test_stopped_in_the_middle_it_goes_on_and_ends_the_same(tmp_path: Path, numb
         assert one == other
 
 
-# How rows end, with commands that train nothing
+# How rows end, with workers that train nothing
 
 ENDS = """#!{python} -S
-import os, signal, sys, time
-assert sys.argv[1:3] == ["-m", "overt"]
-how, mark = sys.argv[3], sys.argv[4]
-if how == "sleep":
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda n, frame: os._exit(128 + n))
-open(mark, "w").close()
-print("overt: it", how, file=sys.stderr, flush=True)
-if how in ("sleep", "die"):
-    time.sleep(60)
-sys.exit(int(how))
+import json, os, sys, threading, time
+for line in sys.stdin:
+    order = json.loads(line)
+    how = order["recipe"]
+    open(order["out"], "w").close()
+    with open(order["out"] + ".log", "a") as log:
+        print("it", how, file=log)
+    if how in ("sleep", "stubborn"):
+        if how == "sleep":
+            threading.Thread(target=lambda: (sys.stdin.read(), os._exit(143))).start()
+        time.sleep(60)
+    if how == "die":
+        os._exit(7)
+    print(json.dumps([int(how), "" if how == "0" else "it " + how]), flush=True)
 """
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """`commands("sleep", "2")` runs commands that end so, and gives what was said."""
+    """`commands("sleep", "2")` runs orders that end so, and gives what was said."""
     script = tmp_path / "ends"
     script.write_text(ENDS.format(python=sys.executable))
     script.chmod(0o755)
-    monkeypatch.setattr(demo, "sys", SimpleNamespace(executable=str(script)))
+    monkeypatch.setattr(workers, "sys", SimpleNamespace(executable=str(script)))
+    monkeypatch.setattr(workers, "PATIENCE", 0.5)
 
     def run(*hows: str) -> list[str]:
         said: list[str] = []
-        jobs = [(f"row{i}", [how, str(tmp_path / f"mark{i}")]) for i, how in enumerate(hows)]
-        demo.run_commands(jobs, said.append)
+        orders = {
+            f"row{i}": Order(how, {}, str(tmp_path / f"mark{i}"), 0, "cpu", None, False, [])
+            for i, how in enumerate(hows)
+        }
+        demo.run_orders(orders, said.append)
         return sorted(said)
 
     return run
 
 
-def test_what_commands_say_is_passed_on_by_name(commands: Callable[..., list[str]]) -> None:
+def marks(folder: Path) -> int:
+    return sum(not path.suffix for path in folder.glob("mark*"))
+
+
+def test_what_rows_say_is_passed_on_by_name(commands: Callable[..., list[str]]) -> None:
     assert commands() == []
     assert commands("0", "0", "0") == ["row0: it 0", "row1: it 0", "row2: it 0"]
 
 
-@pytest.mark.parametrize(("how", "kind"), [("2", BadInput), ("1", Failed), ("7", Failed)])
+@pytest.mark.parametrize(("how", "kind"), [("2", BadInput), ("1", Failed)])
 def test_an_error_is_raised_in_its_class_after_the_others_are_done(
     commands: Callable[..., list[str]], tmp_path: Path, how: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind, match=f"^row1: it {how}$"):
         commands("0", how, "0", "1")
-    assert len(list(tmp_path.glob("mark*"))) == 4
+    assert marks(tmp_path) == 4
+
+
+def test_a_process_that_ends_is_an_error_and_the_others_are_done(
+    commands: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    with pytest.raises(Failed, match=r"^row0: its process ended with code 7; .* in .*mark0\.log$"):
+        commands("die", "die", "0", "0")
+    assert marks(tmp_path) == 4
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("how", ["sleep", "die"])
+@pytest.mark.parametrize("how", ["sleep", "stubborn"])
 def test_a_signal_ends_all_and_starts_no_more(
     commands: Callable[..., list[str]],
     tmp_path: Path,
@@ -240,7 +260,7 @@ def test_a_signal_ends_all_and_starts_no_more(
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
 
     def send() -> None:
-        while len(list(tmp_path.glob("mark*"))) < 2:
+        while marks(tmp_path) < 2:
             time.sleep(0.005)
         os.kill(os.getpid(), number)
 
@@ -250,7 +270,7 @@ def test_a_signal_ends_all_and_starts_no_more(
         commands(how, how, how)
     sender.join()
     assert caught.value.code == code
-    assert len(list(tmp_path.glob("mark*"))) == 2
+    assert marks(tmp_path) == 2
     after = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     assert after == before
 

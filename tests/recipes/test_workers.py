@@ -85,16 +85,23 @@ def test_cards_and_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> No
     assert "CUDA_VISIBLE_DEVICES" not in workers._environments(2, {"cuda"})[0]
 
 
+def test_nothing_to_do_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert list(side_by_side([], 4)) == []
+
+
 def test_a_failure_is_told_and_the_others_come(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "mine.txt").write_text("not a run")
     orders = [order(taken), order(tmp_path / "a"), order(tmp_path / "b", seed=1)]
     begun: list[int] = []
-    ended = dict(side_by_side(orders, 1, begun.append))
+    said: list[tuple[int, str]] = []
+    ended = list(side_by_side(orders, 1, begun.append, lambda *line: said.append(line)))
     assert begun == [0, 1, 2]
-    assert ended[1] == ended[2] == ""
-    assert "taken" in ended[0] and "\n" not in ended[0]
+    assert ended[1:] == [(1, 0, ""), (2, 0, "")]
+    assert ended[0].code == 2 and "taken" in ended[0].why and "\n" not in ended[0].why
+    assert [number for number, line in said if "after epoch 1" in line] == [1, 2]
     assert status(tmp_path / "a") == status(tmp_path / "b") == "done"
     assert "after epoch 1" in (tmp_path / "a.log").read_text()
     assert (taken / "mine.txt").read_text() == "not a run"
@@ -136,8 +143,7 @@ def test_a_table_is_the_same_by_one_process_and_by_three(tmp_path: Path) -> None
 def test_a_worker_that_is_killed_costs_its_run_alone(tmp_path: Path) -> None:
     orders = [order(tmp_path / "endless", *ENDLESS), order(tmp_path / "a"), order(tmp_path / "b")]
     going = side_by_side(orders, 2)
-    index, why = next(going)
-    assert (index, why) == (1, "")
+    assert next(going) == (1, 0, "")
     waited((tmp_path / "endless" / "results.json").is_file)
     (victim,) = [
         one
@@ -145,9 +151,10 @@ def test_a_worker_that_is_killed_costs_its_run_alone(tmp_path: Path) -> None:
         if any("endless.log" in file.path for file in one.open_files())
     ]
     victim.kill()
-    ended = dict(going)
-    assert ended[0].startswith("its process was killed by signal 9; what it said last is in")
-    assert ended[2] == "" and status(tmp_path / "b") == "done"
+    ended = {one.number: one for one in going}
+    assert ended[0].code == 1
+    assert ended[0].why.startswith("its process was killed by signal 9; what it said last is in")
+    assert ended[2].code == 0 and status(tmp_path / "b") == "done"
 
 
 @pytest.mark.long
