@@ -69,7 +69,16 @@ def measured(
 
 
 def row(attention: AttentionMap) -> tuple[Float[Tensor, "b k"], Bool[Tensor, "b k"]]:
-    """The weights of a map of one row a sample, in double precision, and the keys it may see."""
+    """The weights of a map of one row a sample, in double precision, and the keys it may see.
+
+    A row with a weight that is NaN is as one that sees no key: ranks and largest weights would
+    else be those of numbers that are none.
+    """
+    if not isinstance(attention, AttentionMap):
+        raise TypeError(
+            f"a measure takes an AttentionMap, and this is of type {type(attention).__name__}; "
+            "AttentionMap.from_cells(weights, grid(7, 7)) makes one of weights (b, k)"
+        )
     _, l, h, q, _ = attention.values.shape
     if l * h * q != 1:
         raise ValueError(
@@ -78,7 +87,8 @@ def row(attention: AttentionMap) -> tuple[Float[Tensor, "b k"], Bool[Tensor, "b 
             ".over_heads(), or measure each row by itself with .each_row()"
         )
     seen = attention.visible[:, 0]
-    weights = rearrange(attention.weights.double(), "b 1 1 1 k -> b k")
+    weights = rearrange(attention.weights.double(), "b 1 1 1 k -> b k").masked_fill(~seen, 0)
+    seen = seen & ~weights.isnan().any(dim=-1, keepdim=True)
     return weights.masked_fill(~seen, 0), seen
 
 
@@ -86,13 +96,13 @@ def rows(
     attention: AttentionMap, truth: AttentionMap
 ) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"], Bool[Tensor, "b k"]]:
     """The weights of two maps over the same keys, and the keys that both may see."""
-    if len(attention) != len(truth) or len(attention.keys) != len(truth.keys):
+    ours, seen = row(attention)
+    theirs, also_seen = row(truth)
+    if ours.shape != theirs.shape:
         raise ValueError(
             f"a map of {len(attention)} samples and {len(attention.keys)} keys does not compare "
             f"with a truth of {len(truth)} samples and {len(truth.keys)} keys"
         )
-    ours, seen = row(attention)
-    theirs, also_seen = row(truth)
     both = seen & also_seen
     return ours.masked_fill(~both, 0), theirs.masked_fill(~both, 0), both
 

@@ -99,6 +99,37 @@ def test_hidden_keys_do_not_count(function, generator):
     torch.testing.assert_close(function(*long[:count]), function(*short[:count]))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [*PAIRS, *SINGLE, measure.token_f1, measure.iou_f1, measure.token_auc, measure.nss],
+    ids=lambda f: f.__name__,
+)
+def test_a_map_that_is_not_a_number_has_no_number(function, generator):
+    """A diverged model is not somewhat faithful: ranks of NaN were numbers like any other."""
+    weights = torch.rand(2, 4, 9, generator=generator)
+    weights[1] = (weights[1] > 0.5).float()
+    weights[1, :, 0], weights[1, :, 1] = 1, 0
+    whole = [AttentionMap.from_cells(side, grid(3, 3)) for side in weights]
+    weights = weights.clone()
+    weights[0, 1, 4], weights[1, 2] = torch.nan, torch.nan
+    maps = [AttentionMap.from_cells(side, grid(3, 3)) for side in weights]
+    count = 1 if function in SINGLE else 2
+    found, expected = function(*maps[:count]), function(*whole[:count])
+    assert found[1].isnan() and (count == 1 or found[2].isnan())
+    kept = [0, 3] if count == 2 else [0, 2, 3]
+    torch.testing.assert_close(found[kept], expected[kept])
+    assert not expected.isnan().any()
+
+
+@pytest.mark.parametrize("function", PAIRS + SINGLE, ids=lambda f: f.__name__)
+def test_what_is_no_map_is_told_how_to_become_one(function, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    plain = torch.rand(2, 9)
+    maps = (plain, plain) if function in PAIRS else (plain,)
+    with pytest.raises(TypeError, match=r"takes an AttentionMap, .* Tensor; .*from_cells"):
+        function(*maps)
+
+
 @pytest.mark.parametrize("function", PAIRS + SINGLE, ids=lambda f: f.__name__)
 def test_several_rows_a_sample_are_refused_with_the_remedy(function):
     many = AttentionMap(torch.rand(2, 3, 4, 1, 4), grid(2, 2), kind=Kind.AMOUNT)

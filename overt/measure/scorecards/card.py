@@ -416,7 +416,7 @@ def _order(first: Scorecard, second: Scorecard) -> NDArray[np.int64]:
 
 
 def written(one: Interval) -> str:
-    """A mean with its interval, as short as it can be said.
+    """A mean with its interval, as short as it can be said; one sample has no interval.
 
     >>> written(Interval(0.51234, 0.4, 0.62, 20))
     '0.512 [0.400, 0.620]'
@@ -424,6 +424,8 @@ def written(one: Interval) -> str:
     if not one.count or math.isnan(one.mean):
         return "–"
     digits = 3 if max(abs(one.low), abs(one.high), abs(one.mean)) < 100 else 1
+    if one.count == 1:
+        return f"{one.mean:.{digits}f}"
     return f"{one.mean:.{digits}f} [{one.low:.{digits}f}, {one.high:.{digits}f}]"
 
 

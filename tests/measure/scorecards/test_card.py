@@ -162,3 +162,4 @@ def test_what_is_no_scorecard_is_refused(tmp_path: Path) -> None:
 def test_numbers_are_written_short() -> None:
     assert written(Interval(math.nan, math.nan, math.nan, 0)) == "–"
     assert written(Interval(123.456, 100.0, 150.0, 3)) == "123.5 [100.0, 150.0]"
+    assert written(Interval(0.25, 0.25, 0.25, 1)) == "0.250"  # drawn from itself alone
