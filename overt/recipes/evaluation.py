@@ -61,11 +61,20 @@ class Judge:
         for start in range(0, most, self.portion):
             yield self.data.batch(range(start, min(start + self.portion, most))).to(device)
 
-    def evaluate(self, model: Model, device: torch.device) -> Evaluation:
-        """Every measure that the model and the data allow: one number a sample, and the means."""
+    def evaluate(
+        self,
+        model: Model,
+        device: torch.device,
+        beside: Callable[[Batch], object] = lambda batch: None,
+    ) -> Evaluation:
+        """Every measure that the model and the data allow: one number a sample, and the means.
+
+        `beside` sees every batch as well: reading photos again may take longer than a network does.
+        """
         found = _Found(self)
         for batch in self.batches(device):
             found.add(model, batch)
+            beside(batch)
         return found.evaluation()
 
 

@@ -205,6 +205,23 @@ def test_every_number_of_every_sample(portion: int) -> None:
         np.testing.assert_allclose(found.samples[name], values, atol=1e-5, err_msg=name)
 
 
+def test_who_stands_beside_sees_every_batch_and_none_is_made_twice() -> None:
+    made: list[list[int]] = []
+
+    class Counted(Questions):
+        def batch(self, indices: Sequence[int]) -> Batch:
+            made.append(list(indices))
+            return super().batch(indices)
+
+    seen: list[Batch] = []
+    judge = Judge(Counted(), NAMES, portion=4)
+    found = judge.evaluate(Known(), CPU, seen.append)
+    assert [list(one.ids) for one in seen] == [[f"q{i}" for i in some] for some in made]
+    assert [i for some in made for i in some] == list(range(N))
+    plain = Judge(Questions(), NAMES, portion=4).evaluate(Known(), CPU)
+    assert found.ours == plain.ours
+
+
 def test_means_leave_out_what_is_not_defined() -> None:
     found = Judge(Questions(), NAMES, portion=5).evaluate(Known(), CPU)
     for name, values in slow_table(5).items():

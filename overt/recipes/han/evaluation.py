@@ -80,9 +80,13 @@ def evaluated(
     With `alike`, the similarity of two words, answers are also scored by meaning: `wups_90` and
     `wups_0`, where the data has the true answers in words.
     """
-    found = judge.evaluate(LastHop(model), device)
-    split = str(judge.data.split)
-    more = noted(_noted(model, batch, judge, alike) for batch in judge.batches(device))
+    split, portions = str(judge.data.split), list[Noted]()
+
+    def beside(batch: Batch) -> None:
+        portions.append(_noted(model, batch, judge, alike))
+
+    found = judge.evaluate(LastHop(model), device, beside)
+    more = noted(portions)
     scores = more.pop("accuracy")
     found = _scored(found, scores[0], scores[1].numpy(), judge)
     found = also(found, more, split)

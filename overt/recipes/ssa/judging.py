@@ -52,10 +52,14 @@ def judged(judge: Judge, stages: Stages, name: str, blank: int | None = None) ->
     """
     device = stages.device
     model: Any = stages.model
-    found = judge.evaluate(model, device)
-    more = noted(_further(model, batch, name) for batch in judge.batches(device))
-    if blank is not None:
-        more |= noted(overwritten(model, batch, blank) for batch in judge.batches(device))
+    portions: list[Noted] = []
+
+    def beside(batch: Batch) -> None:
+        written = {} if blank is None else overwritten(model, batch, blank)
+        portions.append(_further(model, batch) | written)
+
+    found = judge.evaluate(model, device, beside)
+    more = noted(portions)
     more |= _carried(judge, model, name, device)
     if stages.recipe.taught and stages.needs_first:
         first: Any = stages.parts.first.to(device)
@@ -71,7 +75,7 @@ def judged(judge: Judge, stages: Stages, name: str, blank: int | None = None) ->
     )
 
 
-def _further(model: Any, batch: Batch, name: str) -> Noted:
+def _further(model: Any, batch: Batch) -> Noted:
     """Accuracies where several answers are right, as VQA counts them."""
     if batch.answers is None:
         return {}
