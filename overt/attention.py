@@ -13,7 +13,7 @@ from math import prod
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from overt.geometry import Geometry, PixelGeometry, RegionGeometry, TextGeometry
@@ -33,6 +33,8 @@ class Span:
     geometry: Geometry | None = None
 
     def __post_init__(self) -> None:
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"span {self.name!r} of shape {self.shape} has fewer than no cells")
         if isinstance(self.index, slice):
             if self.index.stop is None:
                 raise ValueError(f"the slice of span {self.name!r} does not say where it stops")
@@ -191,6 +193,9 @@ class AttentionMap:
     form: Form = Form.PLAIN
 
     def __post_init__(self) -> None:
+        if not isinstance(self.values, Tensor) or not self.values.is_floating_point():
+            found = getattr(self.values, "dtype", type(self.values).__name__)
+            raise ValueError(f"values are a tensor of floating point, not {found}; say .float()")
         expected = (len(self.queries), len(self.keys))
         if self.values.ndim != 5 or tuple(self.values.shape[-2:]) != expected:
             raise ValueError(
@@ -221,9 +226,21 @@ class AttentionMap:
 
     @staticmethod
     def from_cells(
-        cells: Float[Tensor, "b k"], keys: Layout, mask: Bool[Tensor, "b k"] | None = None
+        cells: Num[Tensor, "b k"] | Bool[Tensor, "b k"],
+        keys: Layout,
+        mask: Bool[Tensor, "b k"] | None = None,
     ) -> "AttentionMap":
-        """Amounts on the keys of one global query: a mask, a heat map, a target not normalised."""
+        """Amounts on the keys of one global query: a mask, a heat map, a target not normalised.
+
+        Counts and yes or no become numbers of single precision.
+        """
+        if cells.ndim != 2:
+            raise ValueError(
+                f"cells are (b, k), a row a sample, and these are {tuple(cells.shape)}; flatten(1) "
+                "makes a row of each grid"
+            )
+        if not cells.is_floating_point():
+            cells = cells.float()
         return AttentionMap(
             rearrange(cells, "b k -> b 1 1 1 k"),
             keys,
@@ -350,10 +367,12 @@ class AttentionMap:
 
     def layer(self, index: int) -> "AttentionMap":
         """One layer, the axis kept."""
+        _check_place("layers", index, self.values.shape[1])
         return replace(self, values=self.values[:, [index]])
 
     def head(self, index: int) -> "AttentionMap":
         """One head, the axis kept."""
+        _check_place("heads", index, self.values.shape[2])
         return replace(self, values=self.values[:, :, [index]])
 
     def each_row(self) -> "AttentionMap":
@@ -452,6 +471,11 @@ class AttentionMap:
                 f"{int(wrong.sum())} {self.kind.value} rows sum to {sums[wrong][:3].tolist()} ..."
             )
         return self
+
+
+def _check_place(what: str, index: int, count: int) -> None:
+    if not -count <= index < count:
+        raise IndexError(f"there are {what} 0 to {count - 1}, not {index}")
 
 
 def _named(span: Span) -> str:

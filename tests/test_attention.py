@@ -523,3 +523,35 @@ def test_a_kind_is_a_kind_and_not_its_name():
     made = AttentionMap(torch.ones(1, 1, 1, 1, 4) / 4, grid(2, 2))
     with pytest.raises(ValueError, match="of a Kind and in a Form, not 'amount', <Form"):
         check(SimpleNamespace(**{**vars(made), "kind": "amount"}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.long])
+def test_masks_and_counts_become_numbers_before_they_are_divided(dtype):
+    """Whole numbers divided and made whole again are zero: a target that asks for nothing."""
+    cells = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 1]]).to(dtype)
+    found = AttentionMap.from_cells(cells, grid(2, 2)).normalize()
+    third = 1 / 3
+    expected = torch.tensor([[third, 0, third, third], [0, 0, 0, 1]])
+    torch.testing.assert_close(found.weights.flatten(1), expected)
+
+
+def test_values_that_are_no_floating_point_are_refused(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
+    whole = torch.ones(1, 1, 1, 1, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"floating point, not torch.int64; say .float\(\)"):
+        AttentionMap(whole, grid(2, 2))
+    with pytest.raises(ValueError, match="a tensor of floating point, not float64"):
+        AttentionMap(whole.double().numpy(), grid(2, 2))
+    with pytest.raises(ValueError, match=r"are \(3, 2, 2\); flatten\(1\)"):
+        AttentionMap.from_cells(torch.ones(3, 2, 2), grid(2, 2))
+
+
+def test_what_is_not_there_is_answered_with_what_is():
+    one = AttentionMap(torch.rand(1, 2, 3, 1, 4), grid(2, 2))
+    with pytest.raises(IndexError, match="layers 0 to 1, not 2"):
+        one.layer(2)
+    with pytest.raises(IndexError, match="heads 0 to 2, not -4"):
+        one.head(-4)
+    assert torch.equal(one.head(-1).values, one.values[:, :, 2:])
+    with pytest.raises(ValueError, match="fewer than no cells"):
+        grid(-1, 4)

@@ -175,7 +175,7 @@ class Seen:
             listed = ", ".join(f"{named[shape]!r} {shape}" for shape in sorted(shapes))
             raise ValueError(
                 f"calls of different sizes (b, h, q, k) do not stack: {listed}; choose some with "
-                "where(...), at(step) or map(layer)"
+                "seen.where(lambda call: call.cross), seen.at(step) or seen.map(layer)"
             )
 
     def call(self, layer: int | str) -> Call:
@@ -242,6 +242,12 @@ def resolve(layout: Layout, where: Where) -> tuple[Index, Layout]:
     """Where a span or some positions stand, and the layout of nothing but them."""
     if isinstance(where, str):
         return layout.find(where).index, layout.alone(where)
+    if not isinstance(where, Tensor) or where.ndim != 2:
+        found = f"of shape {tuple(where.shape)}" if isinstance(where, Tensor) else repr(where)
+        raise TypeError(
+            "positions are the name of a span or a row of numbers a sample, such as "
+            f"torch.tensor([[0]]) for one sample, not {found}"
+        )
     return where, numbered(where.shape[1])
 
 

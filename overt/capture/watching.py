@@ -65,6 +65,8 @@ class watch:
         _refuse(model)
         if edit is not None and not isinstance(edit, Bias) and not callable(edit):
             raise TypeError(f"edit is a function (call, weights) or a Bias, not {edit!r}")
+        if heads is not None and (isinstance(heads, int) or not len(heads)):
+            raise TypeError(f"heads is a list of some heads, such as heads=[0], not {heads!r}")
         self.model = model
         self.heads = heads
         self.layout = layout

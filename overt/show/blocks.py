@@ -33,6 +33,12 @@ class Blocks:
     def __post_init__(self) -> None:
         if isinstance(self.source, Seen):
             self.source.check_alike()
+        elif not isinstance(self.source, AttentionMap):
+            raise TypeError(
+                "give what watch has seen, or an AttentionMap: show.from_layers(attentions) makes "
+                f"one of the layers that a model returns; this is of type "
+                f"{type(self.source).__name__}"
+            )
         for part, layout in zip((self.query, self.key), self.layouts, strict=True):
             if isinstance(part, range) and not set(part) <= set(range(len(layout))):
                 raise ValueError(f"there are positions 0 to {len(layout) - 1}, not all of {part}")

@@ -54,6 +54,11 @@ def from_layers(
 
     Without layouts, positions are numbered. Layers of different sizes are several maps.
     """
+    if not layers or any(layer is None for layer in layers):
+        raise ValueError(
+            "there are no weights in this: a model on a fused kernel returns none; call "
+            'model.set_attn_implementation("eager") first, or read it by overt.watch'
+        )
     shapes = {tuple(layer.shape) for layer in layers}
     if len(shapes) != 1:
         raise ValueError(f"{len(layers)} layers of the shapes {sorted(shapes)} do not make one map")

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from overt import files
 from overt.attention import AttentionMap
 from overt.capture.seen import Seen
+from overt.errors import BadInput
 from overt.show.blocks import Blocks, Part
 from overt.show.look import white_scale
 from overt.show.page import POLICY
@@ -187,7 +188,9 @@ class HeadView:
         return text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
 
     def save(self, path: Path | str) -> Path:
-        """Write the page as a file."""
+        """Write the page as a file, whose name ends in .html."""
+        if Path(path).suffix.lower() not in (".html", ".htm"):
+            raise BadInput(f"{path} is to hold a page: give it a name that ends in .html.")
         files.write_text(Path(path), self.html())
         return Path(path)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
-from overt.capture import watch
+from overt.capture import rollout, watch
 from overt.capture.call import Call, Projected, Route
 from overt.capture.seen import Seen
 from tests.capture.toys import FusedAttention, Stack, WrittenAttention, oracle
@@ -242,3 +242,12 @@ def test_what_was_seen_is_shown_by_kind_of_call_without_a_number_of_it():
     )
     assert repr(seen.calls[0]) == f"Call(layers.0: {by_hand} scaled_dot_product_attention)"
     assert repr(Seen([])) == "Seen(0 calls)"
+
+
+@pytest.mark.parametrize("given", [0, [0], torch.tensor([0])])
+def test_positions_that_are_no_rows_of_numbers_are_refused(given, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    _, _, seen, _ = run()
+    for ask in (lambda: seen.block(given, "image"), lambda: rollout(seen, rows=given)):
+        with pytest.raises(TypeError, match=r"a row of numbers a sample, such as torch.tensor"):
+            ask()

@@ -328,3 +328,6 @@ def test_one_layer_is_a_list_too_and_an_edit_is_a_function(model):
     make = inspect.unwrap(watch.__init__)
     with pytest.raises(TypeError, match=r"a function \(call, weights\) or a Bias, not 3"):
         make(object.__new__(watch), model, edit=3)
+    for given in (1, []):
+        with pytest.raises(TypeError, match=re.escape(f"such as heads=[0], not {given}")):
+            make(object.__new__(watch), model, heads=given)

@@ -214,3 +214,10 @@ def test_another_file_is_damaged(tmp_path: Path, about: bytes) -> None:
     path.write_bytes(b"not a zip")
     with pytest.raises(Damaged):
         load_map(path)
+
+
+@pytest.mark.parametrize("given", [None, (), (None, None)])
+def test_a_model_that_gave_no_weights_is_told_why(given: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(ValueError, match=r'fused kernel.*set_attn_implementation\("eager"\)'):
+        from_layers(given)

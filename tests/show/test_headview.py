@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from overt.attention import AttentionMap, words
+from overt.errors import BadInput
 from overt.show.headview import HeadView, head_view
 from overt.show.page import POLICY
 
@@ -146,3 +147,15 @@ def test_live_names_what_is_missing_or_is_a_widget_that_answers():
     made.send = sent.append
     made._handle_custom_msg({"id": 1, "layer": 0, "head": 0}, [])
     assert sent[0]["block"] == view.block(0, 0)
+
+
+def test_a_page_is_not_written_under_the_name_of_another_kind(tmp_path: Path):
+    with pytest.raises(BadInput, match=r"heads.pdf is to hold a page: .* ends in .html"):
+        head_view(some()).save(tmp_path / "heads.pdf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_of_a_model_are_told_how_to_become_a_map(monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(TypeError, match=r"show.from_layers\(attentions\) .* type tuple"):
+        head_view(tuple(some().weights.unbind(1)))

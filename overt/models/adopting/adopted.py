@@ -5,7 +5,7 @@ measure, view and `fit` works on it. Its attention is watched from outside; its 
 of the user's model, which is a submodule and is left as it was found.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -107,6 +107,11 @@ class Adopted(nn.Module):
         prediction, seen = self.see(features, self.call, mask)
         found = self.reduce(seen)
         maps = found if isinstance(found, tuple) else (found,)
+        if not prediction.ndim:
+            raise ValueError(
+                "the model gave one number for all samples; say what is the prediction of each "
+                "with adopt(model, call=lambda model, batch: ...)"
+            )
         for one in maps:
             if len(one) != len(prediction):
                 raise ValueError(
@@ -128,16 +133,21 @@ class Adopted(nn.Module):
         """What `call` gives under watch, and what was seen; `decide` without its last steps."""
         batch, layout = features.batch, features.layout
         watcher = watch(self.model, self.layers, self.heads, layout)
+        if mask is not None and not isinstance(mask, Mapping):
+            raise TypeError('a mask is given by what it is over, such as {"image": keep}')
         if not mask:
             with watcher as seen:
                 return call(self.model, batch), seen
         if self.remove is not None:
             with watcher as seen:
                 return call(self.model, self.remove(batch, mask)), seen
-        edit, met = hiding(kept_keys(layout, mask), hidden_in(layout))
+        kept = kept_keys(layout, mask)
+        edit, met = hiding(kept, hidden_in(layout))
         with watch(self.model, edit=edit), watcher as seen:
             result = call(self.model, batch)
         if not met:
+            if isinstance(result, Tensor) and len(result) != len(kept):
+                raise ValueError(f"a mask of {len(kept)} samples for a batch of {len(result)}")
             raise ValueError(
                 "no attention of the model is over the keys of the layout, so hiding them removes "
                 "nothing; give adopt() its own remove="
@@ -179,6 +189,10 @@ def adopt(
     for a batch without a target. That is the place for it when the model is wrapped for many
     processes: wrap what comes out of here.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"adopt takes a torch.nn.Module, and this is of type {type(model).__name__}"
+        )
     if bare(model) is not model and type(model).__name__ != "OptimizedModule":
         raise ValueError(
             f"a loss on attention must be computed inside {type(model).__name__}: adopt the bare "

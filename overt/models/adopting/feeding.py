@@ -46,7 +46,8 @@ def prediction_of(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     for name in ("logits", "logits_per_image", "pooler_output"):
-        found = getattr(output, name, None)
+        plain = isinstance(output, Mapping) and not hasattr(output, name)
+        found = output.get(name) if plain else getattr(output, name, None)
         if isinstance(found, Tensor):
             return found
     raise ValueError(
@@ -59,19 +60,24 @@ def calling(processor: Any) -> Predict:
     """Run a model by keywords; bytes become what the processor makes of them."""
 
     def call(model: nn.Module, batch: Any) -> Tensor:
-        named = inspect.signature(bare(model).forward).parameters
-        inputs = by_keywords(batch, named)
-        if not inputs:
-            raise ValueError(
-                f"{type(bare(model)).__name__} takes {', '.join(named)}, and the batch has none of "
-                "them; say how to run it with adopt(model, call=lambda model, batch: ...)"
-            )
+        inputs = _inputs_of(bare(model), batch)
         pixels = inputs.get("pixel_values")
         if isinstance(pixels, Tensor) and not pixels.is_floating_point():
             inputs["pixel_values"] = _normalized(pixels, processor)
         return prediction_of(model(**inputs))
 
     return call
+
+
+def _inputs_of(model: nn.Module, batch: Any) -> dict[str, Any]:
+    named = inspect.signature(model.forward).parameters
+    inputs = by_keywords(batch, named)
+    if not inputs:
+        raise ValueError(
+            f"{type(model).__name__} takes {', '.join(named)}, and the batch has none of them; say "
+            "how to run it with adopt(model, call=lambda model, batch: ...)"
+        )
+    return inputs
 
 
 def _normalized(pixels: Tensor, processor: Any) -> Tensor:
@@ -104,7 +110,7 @@ def automatic(
     model = bare(model)
     if not hasattr(getattr(model, "config", None), "model_type"):
         return None
-    inputs = by_keywords(batch, inspect.signature(model.forward).parameters)
+    inputs = _inputs_of(model, batch)
     given = batch if isinstance(batch, Mapping) else {}
     images, texts = given.get("images"), given.get("texts")
     found = layouts_of(model, inputs, processor, tokenizer, images, texts)

@@ -324,3 +324,12 @@ def test_nothing_warns_and_no_hook_stays() -> None:
         model(toy_batch())
     assert isinstance(model, Adopted)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_what_cannot_be_adopted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(TypeError, match=r"adopt takes a torch.nn.Module, .* type str"):
+        adopt("model")  # type: ignore[arg-type]
+    summed = adopt(tiny.vit(), call=lambda model, batch: model(**batch).logits.sum())
+    with pytest.raises(ValueError, match="one number for all samples"):
+        summed({"pixel_values": tiny.pixels(toy_batch())})

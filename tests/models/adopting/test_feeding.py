@@ -193,3 +193,16 @@ def test_windows_are_refused() -> None:
 
 def test_a_model_of_unknown_make_has_no_layout() -> None:
     assert automatic(nn.Linear(2, 2), toy_batch()) is None
+
+
+def test_the_logits_of_a_plain_dictionary() -> None:
+    logits = torch.rand(2, 3)
+    assert prediction_of({"loss": None, "logits": logits}) is logits
+    with pytest.raises(ValueError, match="a dict has neither logits"):
+        prediction_of({"scores": logits})
+
+
+def test_a_mapping_of_other_names_is_told_those_of_the_model() -> None:
+    """Before its layout is looked for, which is not known without inputs."""
+    with pytest.raises(ValueError, match="ViTForImageClassification takes pixel_values"):
+        adopt(tiny.vit())({"input_ids": torch.ones(1, 3).long()})

@@ -177,3 +177,22 @@ def test_hiding_what_no_attention_looks_at_is_an_error() -> None:
     shorter = type(features)(features.batch, words(9))
     with pytest.raises(ValueError, match="hiding them removes nothing"):
         model.decide(shorter, {"text": torch.zeros(4, 9)})
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -1.0, 2.0, float("inf")])
+def test_a_mask_that_neither_keeps_nor_removes_is_refused(wrong: float) -> None:
+    model = tiny.adopted_bert("sdpa").eval()
+    keep = torch.ones(4, 6)
+    keep[1, 2] = wrong
+    with pytest.raises(ValueError, match="the mask over 'text' is 1 to keep and 0 to remove"):
+        model.decide(model.encode(toy_batch()), {"text": keep})
+
+
+def test_a_mask_of_other_samples_or_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    model = tiny.adopted_bert("sdpa").eval()
+    features = model.encode(toy_batch())
+    with pytest.raises(ValueError, match="a mask of 1 samples for a batch of 4"):
+        model.decide(features, {"text": torch.ones(1, 6)})
+    with pytest.raises(TypeError, match=r'such as {"image": keep}'):
+        model.see(features, model.call, torch.ones(4, 6))  # type: ignore[arg-type]
