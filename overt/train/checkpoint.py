@@ -22,7 +22,7 @@ PREFIX = "step-"
 
 @dataclass
 class State:
-    """How far a stage has come."""
+    """How far a stage has come, and of what: `plan` is what its counters mean."""
 
     stage: str
     seed: int
@@ -36,6 +36,7 @@ class State:
     log_bytes: int = 0
     done: bool = False
     meters: dict[str, list[float]] = field(default_factory=dict)
+    plan: dict[str, int] = field(default_factory=dict)
 
 
 def save(

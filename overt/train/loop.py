@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,9 +105,16 @@ class Limits:
     graph: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "accumulate", "save_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        least = dict.fromkeys(("batch", "accumulate", "save_every", "log_every"), 1)
+        for name, low in {**dict.fromkeys(_COUNTS, 0), **least}.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int):
+                raise BadInput(f"{name} must be a whole number, not {value!r}")
+            if value is not None and value < low:
+                raise BadInput(f"{name} must be at least {low}, not {value}")
+
+
+_COUNTS = ("epochs", "steps", "patience", "workers")  # may be 0: nothing of it
 
 
 @dataclass(frozen=True)
@@ -199,9 +206,9 @@ def fit(
     dropout draws other numbers. All start from the weights of the first process, which alone
     writes files and decides on validations.
     """
-    if not len(data):
-        raise BadInput(f"there is nothing to train on in stage {stage!r}")
-    check_sets(sets)
+    check_data(data, stage)
+    check_sets(sets, model)
+    check_monitor(monitor, limits)
     ranks = processes(device)
     model.to(ranks.device)
     for one in sets.values():
@@ -224,14 +231,88 @@ def fit(
     return run.go(resume)
 
 
-def check_sets(sets: Mapping[str, ParameterSet]) -> None:
-    """Refuse sets that share a parameter: each must be moved by one optimizer alone."""
+def check_data(data: DataSet, stage: str) -> None:
+    """Refuse what has no batches by number, and what is empty."""
+    if not isinstance(data, DataSet):
+        raise BadInput(
+            f"a {type(data).__name__} is not data that can be trained on: it needs `len(data)` and "
+            "`data.batch(indices)`, which gives a Batch; the order is made here, and resumed"
+        )
+    if not len(data):
+        raise BadInput(f"there is nothing to train on in stage {stage!r}")
+
+
+def check_sets(sets: Mapping[str, ParameterSet], model: nn.Module) -> None:
+    """Refuse sets that share a parameter, and parameters that no checkpoint would hold.
+
+    Each parameter must be moved by one optimizer alone, and be one of the model's.
+    """
+    wanted = '{"model": ParameterSet(optimizer)}'
+    if not isinstance(sets, Mapping) or not sets:
+        what = "nothing" if isinstance(sets, Mapping) else type(sets).__name__
+        raise BadInput(f"parameters come in sets by name, as in {wanted}, not as {what}")
+    ours = {id(parameter) for parameter in model.parameters()}
     owner: dict[int, str] = {}
     for name, one in sets.items():
+        if not isinstance(one, ParameterSet):
+            raise BadInput(f"set {name!r} is given as {type(one).__name__}, not as in {wanted}")
         for parameter in one.parameters:
             other = owner.setdefault(id(parameter), name)
             if other != name:
                 raise ValueError(f"sets {other!r} and {name!r} share a parameter")
+        strange = sum(id(parameter) not in ours for parameter in one.parameters)
+        if strange:
+            raise BadInput(
+                f"set {name!r} moves {strange} parameters that are not the model's, and would not "
+                "be saved: make the optimizer of this model, with all that learns as a part of it"
+            )
+
+
+def check_monitor(monitor: Monitor | None, limits: Limits) -> None:
+    """Refuse a validation that cannot be asked, and patience that has none to wait for."""
+    if monitor is not None and not isinstance(monitor, Monitor):
+        raise BadInput(
+            f'the monitor is a {type(monitor).__name__}; give Monitor(measure, best="accuracy")'
+        )
+    if limits.patience is not None and monitor is None:
+        raise BadInput(
+            "patience waits for a better validation, and there is none here: give a monitor, or "
+            "leave patience out"
+        )
+
+
+def check_losses(losses: Losses, sets: Iterable[str]) -> None:
+    """Refuse what a step must not return."""
+    wanted = 'a step returns {"model": {"task": Loss(total, count)}}, losses by parameter set'
+    if not isinstance(losses, Mapping):
+        raise BadInput(f"{wanted}; this one returned a {type(losses).__name__}")
+    unknown = set(losses) - set(sets)
+    if unknown:
+        raise BadInput(f"losses for {sorted(unknown)}, but the sets are {sorted(sets)}")
+    for set_name, group in losses.items():
+        if not isinstance(group, Mapping):
+            raise BadInput(f"{wanted}; {set_name!r} is a {type(group).__name__}")
+        for name, loss in group.items():
+            if not isinstance(loss, Loss):
+                raise BadInput(f"{wanted}; {name!r} is a {type(loss).__name__}")
+            for part, value in (("total", loss.total), ("count", loss.count)):
+                if not isinstance(value, Tensor) or value.ndim:
+                    what = list(value.shape) if isinstance(value, Tensor) else repr(value)
+                    raise BadInput(
+                        f"the {part} of loss {name!r} is {what}, not a tensor of one number"
+                    )
+
+
+def check_gradients(losses: Losses) -> None:
+    """Refuse losses that nothing can be learned from, though they are not zero."""
+    for set_name, group in losses.items():
+        if any(one.total.requires_grad for one in group.values()):
+            continue
+        if any(bool(one.count) and bool(one.total) for one in group.values()):
+            raise BadInput(
+                f"no loss of set {set_name!r} has a gradient: it was detached, or computed under "
+                "no_grad, and nothing would be learned"
+            )
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -300,6 +381,7 @@ class _Run:
         self.attention, self.before = attention, before
         self.pulse: Pulse | None = None
         self.stop_signal = 0
+        self.fresh = True  # no step of this process was made yet
         self.agreed: list[str] = []
         self.own = torch.zeros(0)  # sums of this process at the latest step
         self.micro_per_epoch = math.ceil(len(data) / limits.batch)
@@ -307,6 +389,12 @@ class _Run:
         self.steps = limits.epochs * self.steps_per_epoch
         if limits.steps is not None:
             self.steps = min(self.steps, limits.steps)
+        self.state.plan = {
+            "items": len(data),
+            "batch": limits.batch,
+            "accumulate": limits.accumulate,
+            "steps": self.steps,
+        }
         self.optimizers = {name: one.optimizer for name, one in sets.items()}
         self.recorder: Recorder[Batch, _Gradients] | None = None
 
@@ -472,9 +560,10 @@ class _Run:
             self.looking(micro),
         ):
             losses = self.step(self.model, part.batch, progress)
-        unknown = set(losses) - set(self.sets)
-        if unknown:
-            raise ValueError(f"losses for {sorted(unknown)}, but the sets are {sorted(self.sets)}")
+        check_losses(losses, self.sets)
+        if self.fresh and not recording:
+            check_gradients(losses)
+            self.fresh = False
         return losses if part.counts else {name: nothing(group) for name, group in losses.items()}
 
     def seed(self, micro: int) -> None:
@@ -555,7 +644,7 @@ class _Run:
                     table.setdefault(f"{set_name}/{loss_name}", []).append(row)
         names = self.agree(sorted(table))
         if not names:
-            raise ValueError(f"no loss at step {self.state.step} of stage {self.stage!r}")
+            raise BadInput(f"no loss at step {self.state.step} of stage {self.stage!r}")
         none = [there.new_zeros(3)]
         self.own = torch.stack([torch.stack(table.get(name, none)).sum(dim=0) for name in names])
         return _Sums(names, self.ranks.sum(self.own))
@@ -665,6 +754,9 @@ class _Run:
             }
         )
         self.reporter.measured(state.epoch, measures)
+        if monitor.best not in measures:
+            names = ", ".join(measures) or "nothing"
+            raise BadInput(f"the monitor goes by {monitor.best!r}, and measured {names}")
         value = measures[monitor.best] * (1 if monitor.higher_is_better else -1)
         if value > (-math.inf if state.best is None else state.best):  # NaN is no best
             state.best, state.best_step, state.waited = value, state.step, 0
@@ -716,12 +808,23 @@ class _Run:
                     "start again"
                 )
             return
-        seed = self.state.seed
+        seed, plan = self.state.seed, self.state.plan
         self.state = checkpoint.load(found, self.model, self.optimizers)
         if self.state.seed != seed:
             raise BadInput(
                 f"{found} was left by a run with seed {self.state.seed}, not {seed}; go on with "
                 "that seed, or choose another --out"
+            )
+        former = self.state.plan or plan  # checkpoints of before do not tell
+        other = [
+            f"{name} {former[name]}, not {plan[name]}"
+            for name in plan
+            if former[name] != plan[name]
+        ]
+        if other:
+            raise BadInput(
+                f"{found} was left by a run with {', '.join(other)}; a run goes on only as it "
+                "began: go on with the same, or choose another --out"
             )
         for one in self.sets.values():
             move_state(one.optimizer, self.ranks.device)

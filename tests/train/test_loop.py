@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from overt import files
 from overt.errors import BadInput, Damaged, Failed, Stopped
 from overt.supervise.loss import Loss
 from overt.train import Limits, Monitor, ParameterSet, doubling, fit, warm_then_cosine
@@ -473,3 +474,119 @@ def test_seeding_gives_the_numbers_that_torch_gives() -> None:
     assert torch.equal(ours[0], torch.rand(3))
     seed_everything(7)
     assert ours[1:] == (np.random.rand(), random.random())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", ["epochs", "steps", "patience", "workers"])
+def test_limits_below_nothing_are_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=f"{name} must be at least 0, not -1"):
+        replace(toys.LIMITS, **{name: -1})
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"epochs": 8}, "with steps 16, not 32; a run goes on only as it began"),
+        ({"batch": 4, "accumulate": 4}, "with batch 8, not 4, accumulate 2, not 4"),
+    ],
+)
+def test_a_run_goes_on_only_as_it_began(
+    tmp_path: Path, changed: dict[str, int], sentence: str
+) -> None:
+    toys.train(tmp_path)
+    with pytest.raises(BadInput, match=sentence):
+        toys.train(tmp_path, resume=True, limits=replace(toys.LIMITS, **changed))
+
+
+def test_a_checkpoint_that_does_not_tell_its_plan_goes_on(tmp_path: Path) -> None:
+    toys.train(tmp_path)
+    newest = sorted((tmp_path / "checkpoints" / "train").glob("step-*"))[-1]
+    state = json.loads((newest / "state.json").read_text())
+    assert state.pop("plan") == {"items": 50, "batch": 8, "accumulate": 2, "steps": 16}
+    with files.writing(newest) as folder:
+        for path in newest.iterdir():
+            if path.name not in ("state.json", files.MANIFEST):
+                shutil.copy(path, folder / path.name)
+        files.write_json(folder / "state.json", state)
+    toys.train(tmp_path, resume=True)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What is said to a mistake, by its name; types are checked here, and are not for users."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.train.mistakes", str(tmp_path_factory.mktemp("mistakes"))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(ended.stdout))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ("half an epoch", "epochs must be a whole number, not 1.5"),
+        ("a list", "a list is not data that can be trained on"),
+        ("an optimizer", "parameters come in sets by name"),
+        ("no set", "ParameterSet(optimizer)}, not as nothing"),
+        ("a set that is an optimizer", "set 'model' is given as SGD, not as in"),
+        ("a monitor that is a function", "the monitor is a function; give Monitor("),
+        ("a tensor", "losses by parameter set; this one returned a Tensor"),
+        ("no losses", "this one returned a NoneType"),
+        ("a loss without a name", "losses by parameter set; 'model' is a Loss"),
+        ("a loss without a count", "losses by parameter set; 'task' is a Tensor"),
+        ("a count that is no tensor", "the count of loss 'task' is 8, not a tensor of one number"),
+        ("a loss a row", "the total of loss 'task' is [3], not a tensor of one number"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(told: dict[str, str], mistake: str, sentence: str) -> None:
+    assert sentence in told[mistake]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loss_without_a_gradient_is_refused(tmp_path: Path, accumulate: int) -> None:
+    net, sets = toys.make()
+
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        with torch.no_grad():
+            return toys.step(model, batch, progress)
+
+    limits = Limits(1, 8, accumulate=accumulate)
+    with pytest.raises(BadInput, match="no loss of set 'model' has a gradient"):
+        fit(net, toys.Numbers(), step, sets, limits, out=tmp_path, seed=0, device="cpu")
+
+
+def test_a_loss_of_zero_needs_no_gradient(tmp_path: Path) -> None:
+    """It may come later, or have no rows in this batch."""
+    net, sets = toys.make()
+
+    def step(model, batch, progress):  # type: ignore[no-untyped-def]
+        losses = toys.step(model, batch, progress)
+        return {**losses, "adversary": {"guess": Loss(torch.zeros(()), torch.tensor(8))}}
+
+    before = net.adversary.weight.detach().clone()
+    limits = Limits(1, 8, steps=2)
+    fit(net, toys.Numbers(), step, sets, limits, out=tmp_path, seed=0, device="cpu")
+    assert torch.equal(net.adversary.weight, before)
+
+
+def test_parameters_that_no_checkpoint_would_hold_are_refused(tmp_path: Path) -> None:
+    (net, sets), (_, others) = toys.make(), toys.make()
+    sets["adversary"] = others["adversary"]
+    with pytest.raises(BadInput, match="'adversary' moves 2 parameters that are not the model's"):
+        fit(net, toys.Numbers(), toys.step, sets, toys.LIMITS, out=tmp_path, seed=0, device="cpu")
+
+
+def test_patience_without_a_validation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="give a monitor, or leave patience out"):
+        toys.train(tmp_path, limits=replace(toys.LIMITS, patience=1))
+
+
+def test_a_monitor_that_lacks_its_measure_is_told(tmp_path: Path) -> None:
+    net, sets = toys.make()
+    monitor = Monitor(lambda model: {"accuracy": 1.0}, best="f1")
+    with pytest.raises(BadInput, match="goes by 'f1', and measured accuracy"):
+        fit(
+            net, toys.Numbers(), toys.step, sets, toys.LIMITS,
+            out=tmp_path, seed=0, device="cpu", monitor=monitor,
+        )  # fmt: skip

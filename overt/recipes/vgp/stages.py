@@ -129,9 +129,9 @@ class Stages:
 
     @property
     def after(self) -> Train:
-        """How tasks afterwards are learned."""
+        """How tasks afterwards are learned; nothing is validated there that could be waited for."""
         after = self.recipe.after
-        return replace(self.recipe.train, epochs=after.epochs, rate=after.rate)
+        return replace(self.recipe.train, epochs=after.epochs, rate=after.rate, patience=None)
 
     # --- all
 
