@@ -2,7 +2,8 @@
 
 Every loss takes maps or tensors and gives `Loss(total, count)`. A target with one layer and one
 head broadcasts over all layers and heads of a model. Rows that see no key, or whose target is
-empty, count nothing. Sums are taken in float32 at least.
+empty, count nothing. Targets are taken as they are: one that was not normalised, as counts and
+masks of several keys, weighs its row by its sum. Sums are taken in float32 at least.
 
 The losses here compare one row with one target. `distributions` holds those that compare whole
 batches, `transport` one that knows how far apart keys are, `adversary` one that is learned.
@@ -17,15 +18,32 @@ from torch import Tensor
 
 from overt.attention import AttentionMap, Form
 from overt.capture.unread import Unread
+from overt.errors import BadInput
 from overt.supervise.loss import Loss
 
 NOTHING = -20.7  # the logarithm of 1e-9
+UNLABELLED = -100  # what torch and transformers call the class of a sample that has none
 
 
 def classification(prediction: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> Loss:
-    """Cross-entropy of the right class, summed over the samples."""
+    """Cross-entropy of the right class, summed over the samples; one of class -100 has none.
+
+    Where it costs no wait for a card, a class that is not there is told in a sentence.
+    """
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_labels(labels, prediction.shape[-1])
     total = torch.nn.functional.cross_entropy(precise(prediction), labels, reduction="sum")
-    return Loss(total, torch.full((), float(len(labels)), device=total.device))
+    return Loss(total, (labels != UNLABELLED).sum().to(total.dtype))
+
+
+def _check_labels(labels: Int[Tensor, " b"], classes: int) -> None:
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != UNLABELLED)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise BadInput(
+            f"row {row} is labelled {int(labels[row])}, and there are {classes} classes, 0 to "
+            f"{classes - 1}; a sample without a class is labelled {UNLABELLED}"
+        )
 
 
 def soft_classification(prediction: Float[Tensor, "b c"], answers: Float[Tensor, "b c"]) -> Loss:
@@ -102,9 +120,12 @@ def check_fit(attention: AttentionMap, target: AttentionMap) -> None:
 
 
 def supervised(attention: AttentionMap, target: AttentionMap) -> Bool[Tensor, "b l h q"]:
-    """Which rows of the attention see a key and have a target: those that a loss is about."""
+    """Which rows of the attention see a key and have a target: those that a loss is about.
+
+    A target that is not a number is one: its loss is none either, and training stops and says so.
+    """
     check_fit(attention, target)
-    wanted = target.weights.sum(dim=-1) > 0
+    wanted = ~(target.weights.sum(dim=-1) <= 0)
     rows = rearrange(attention.rows & target.rows, "b q -> b 1 1 q")
     return (wanted & rows).expand(*attention.shape[:-1])
 

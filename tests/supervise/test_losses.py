@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span, grid, words
+from overt.errors import BadInput
 from overt.supervise import classification, cross_entropy, emd, kl, mse, soft_classification
 from overt.supervise.grounding import bce_log
 from overt.supervise.losses import NOTHING, check_fit, steady
@@ -373,3 +374,29 @@ def test_what_is_no_map_is_named_with_the_way_to_make_one():
     unchecked = inspect.unwrap(check_fit)  # without the checks of types that only tests have
     with pytest.raises(TypeError, match=r"one of these is a Tensor; AttentionMap\(values, keys"):
         unchecked(AttentionMap(torch.ones(1, 1, 1, 1, 2) / 2, words(2)), torch.ones(1, 1, 1, 1, 2))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_target_that_is_not_a_number_is_not_left_out(name):
+    """A user who divided zero by zero is told by the loop; the row would else be passed over."""
+    torch.manual_seed(0)
+    attention = AttentionMap.from_scores(torch.randn(3, 2, 2, 1, 4), words(4))
+    cells = torch.rand(3, 4)
+    cells[1] = torch.nan
+    loss = LOSSES[name](attention, AttentionMap.from_cells(cells, words(4)))
+    assert loss.total.isnan() and int(loss.count) == 3
+
+
+def test_samples_without_a_class_count_nothing():
+    torch.manual_seed(0)
+    prediction, labels = torch.randn(5, 3), torch.tensor([0, -100, 2, -100, 1])
+    loss = classification(prediction, labels)
+    wanted = torch.nn.functional.cross_entropy(prediction, labels)  # torch's own mean
+    torch.testing.assert_close(loss.mean(), wanted)
+    assert int(loss.count) == 3
+
+
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_class_that_is_not_there_is_told(label):
+    with pytest.raises(BadInput, match=f"row 1 is labelled {label}, and there are 3 classes"):
+        classification(torch.randn(2, 3), torch.tensor([0, label]))
