@@ -176,6 +176,10 @@ class PixelGeometry:
     ) -> Float[Tensor, "b m k"]:
         """The share of each cell that each box covers, from 0 to 1; boxes are in photo pixels."""
         self._one_each(boxes, "rows of boxes")
+        if boxes.ndim != 3 or boxes.shape[2] != 4:
+            raise ValueError(
+                f"boxes are (b, m, 4), x0 y0 x1 y1 of m things, not {tuple(boxes.shape)}"
+            )
         cells = self.cells(shape)[:, None]
         boxes = boxes.to(cells.dtype)[:, :, None]
         width = torch.minimum(cells[..., 2], boxes[..., 2]) - torch.maximum(

@@ -450,3 +450,9 @@ def test_regions_are_selected_in_order():
     regions = RegionGeometry(torch.arange(12.0).reshape(3, 1, 4))
     assert regions[1].boxes[0, 0, 0] == 4 and len(regions) == 3
     assert regions[torch.tensor([2, 0])].boxes[:, 0, 0].tolist() == [8, 0]
+
+
+def test_boxes_of_another_shape_are_refused(monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(ValueError, match=r"boxes are \(b, m, 4\), .* not \(2, 4\)"):
+        PixelGeometry.identity(2, (8, 8)).cover_boxes(torch.rand(2, 4), (2, 2))

@@ -246,6 +246,12 @@ _ASSISTED = "assisted generation cannot be followed: leave out its assistant or 
 
 def _refuse(model: nn.Module, keys: Keys | None, arguments: dict[str, Any]) -> None:
     """Say no to what cannot be followed token by token, before anything runs."""
+    if isinstance(keys, str):
+        raise TypeError(f"keys are positions: give layout_of(...).find({keys!r}), a span")
+    if isinstance(keys, Tensor) and not any(isinstance(one, Tensor) for one in arguments.values()):
+        raise TypeError(
+            "name what the model reads: generate(model, input_ids=...); second are keys"
+        )
     if isinstance(keys, slice) and (keys.stop is None or min(keys.start or 0, keys.stop) < 0):
         raise ValueError("a slice of keys counts from the first and says where it stops")
     for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit"):

@@ -166,7 +166,7 @@ class Seen:
     # --- helpers
 
     def check_alike(self) -> None:
-        """Raise when there is no call, or calls of different sizes, which do not stack."""
+        """Raise when there is no call, or calls of different sizes or kinds, which do not stack."""
         if not self.calls:
             raise ValueError("no call is left to read; were all of them filtered out?")
         shapes = {call.shape for call in self.calls}
@@ -176,6 +176,11 @@ class Seen:
             raise ValueError(
                 f"calls of different sizes (b, h, q, k) do not stack: {listed}; choose some with "
                 "seen.where(lambda call: call.cross), seen.at(step) or seen.map(layer)"
+            )
+        if len({call.cross for call in self.calls}) > 1:  # of one size where sequences are as long
+            raise ValueError(
+                "calls of self-attention and of cross-attention look at different keys and do not "
+                "stack; choose some with seen.where(lambda call: call.cross), or not call.cross"
             )
 
     def call(self, layer: int | str) -> Call:
@@ -222,6 +227,10 @@ class Seen:
         if rows is not None:
             at, queries = _picked(at, rows), numbered(rows.shape[1], "rows")
         to, keys = resolve(all_keys, key)
+        b = self.calls[0].shape[0]
+        for index, layout in ((at, all_queries), (to, all_keys)):
+            if isinstance(index, Tensor):
+                _check_positions(index, b, len(layout))
         mask = visible_in(self.calls, at, to)
         for index, axis in ((at, -1), (to, -2)):
             if isinstance(index, Tensor):
@@ -229,7 +238,7 @@ class Seen:
                 mask = there if mask is None else mask & there.to(mask.device)
         if mask is not None:
             s = len(queries) if mask.shape[1] > 1 else 1
-            mask = mask.expand(self.calls[0].shape[0], s, len(keys))
+            mask = mask.expand(b, s, len(keys))
         return at, to, queries, keys, mask
 
 
@@ -249,6 +258,16 @@ def resolve(layout: Layout, where: Where) -> tuple[Index, Layout]:
             f"torch.tensor([[0]]) for one sample, not {found}"
         )
     return where, numbered(where.shape[1])
+
+
+def _check_positions(index: Tensor, b: int, count: int) -> None:
+    if len(index) != b:
+        raise ValueError(f"positions of {len(index)} samples for a batch of {b}")
+    if index.is_floating_point() or index.dtype == torch.bool:
+        raise TypeError(f"positions are whole numbers, not {index.dtype}")
+    at_hand = index.device.type == "cpu" and not torch.compiler.is_compiling()
+    if at_hand and bool((index >= count).any()):  # to ask a card is to wait for all it has to do
+        raise ValueError(f"position {int(index.max())} is beyond the {count} of its axis")
 
 
 def _picked(at: Index, rows: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:

@@ -546,6 +546,15 @@ def test_what_cannot_be_followed_is_refused() -> None:
         generate(model, where=lambda call: False, **given, max_new_tokens=2)
 
 
+def test_a_prompt_is_not_taken_for_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `model.generate(ids)`; one prompt fitted, and the model wrote from nothing."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(TypeError, match=r"generate\(model, input_ids=...\); second are keys"):
+        generate(made("llama"), torch.tensor([[5, 6, 7]]), max_new_tokens=2)
+    with pytest.raises(TypeError, match=r"find\('image'\), a span"):
+        generate(made("llama"), keys="image", **words(padded=0))  # type: ignore[arg-type]
+
+
 def test_what_the_models_own_settings_say_is_heeded() -> None:
     model, given = made("llama"), words(padded=0)
     model.generation_config.prompt_lookup_num_tokens = 2

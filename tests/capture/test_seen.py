@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from overt.attention import AttentionMap, Form, Kind, Layout, Span
 from overt.capture import rollout, watch
@@ -251,3 +252,30 @@ def test_positions_that_are_no_rows_of_numbers_are_refused(given, monkeypatch):
     for ask in (lambda: seen.block(given, "image"), lambda: rollout(seen, rows=given)):
         with pytest.raises(TypeError, match=r"a row of numbers a sample, such as torch.tensor"):
             ask()
+
+
+def test_positions_that_are_not_there_are_refused(monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    _, _, seen, _ = run()
+    first = torch.tensor([[0], [1]])
+    for ask in (seen.block, seen.log_block):
+        with pytest.raises(ValueError, match="position 8 is beyond the 8 of its axis"):
+            ask(first, first + 7)
+        with pytest.raises(ValueError, match="positions of 1 samples for a batch of 2"):
+            ask(first[:1], "image")
+        with pytest.raises(TypeError, match=r"whole numbers, not torch.float32"):
+            ask(first.float(), "image")
+
+
+def test_self_and_cross_attention_of_one_size_are_no_one_map():
+    """An encoder and a decoder may read as many tokens; their keys are still others."""
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    x, y = torch.randn(2, 2, 5, 16)
+    with watch(layer) as seen:
+        layer(x, y)
+    for ask in (seen.map, lambda: seen.block(*torch.zeros(2, 2, 1).long())):
+        with pytest.raises(ValueError, match=r"different keys .*seen.where\(lambda call"):
+            ask()
+    for cross in (True, False):
+        assert seen.where(lambda call, cross=cross: call.cross is cross).map().shape[1] == 1

@@ -4,7 +4,7 @@ Each takes any module and gives an `AttentionMap` over a grid, with one global q
 asked in evaluation mode and left as it was found: hooks, mode, gradients, random numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +15,16 @@ from overt.attention import POINT, AttentionMap, Kind, grid
 from overt.capture.resting import resting
 from overt.geometry import PixelGeometry
 
-# A class a sample, or what to explain: (the model's output) -> one score a sample.
-Target = Int[Tensor, " b"] | Callable[[Any], Float[Tensor, " b"]]
+Classes = int | Sequence[int] | Int[Tensor, " b"]  # of all samples, or one a sample
+# Classes, or what to explain: (the model's output) -> one score a sample.
+Target = Classes | Callable[[Any], Float[Tensor, " b"]]
 
 
 def class_activation(
     model: nn.Module,
     layer: nn.Module,
     images: Float[Tensor, "b c y x"],
-    target: Int[Tensor, " b"],
+    target: Classes,
     geometry: PixelGeometry | None = None,
     head: nn.Linear | None = None,
 ) -> AttentionMap:
@@ -43,7 +44,8 @@ def class_activation(
             "class activation needs the mean over the layer's cells and one linear layer after it, "
             "and this model does something else; use grad_cam"
         )
-    values = torch.einsum("bcyx,bc->byx", found, head.weight[target.to(found.device)])
+    chosen = _among(_each(target, len(found)), len(found), head.out_features)
+    values = torch.einsum("bcyx,bc->byx", found, head.weight[chosen.to(found.device)])
     return _over_cells(values, Kind.SIGNED, geometry)
 
 
@@ -59,9 +61,9 @@ def grad_cam(
     """Features weighed by the mean of their gradient, the positive part (Selvaraju et al. 2017).
 
     "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization", ICCV 2017,
-    https://arxiv.org/abs/1610.02391, eq. 1 and 2. `target` is a class a sample, or a function of
-    the model's output. The result has no history unless `create_graph` asks for it, as in
-    `torch.autograd.grad`.
+    https://arxiv.org/abs/1610.02391, eq. 1 and 2. `target` is a class, of all samples or one a
+    sample, or a function of the model's output. The result has no history unless `create_graph`
+    asks for it, as in `torch.autograd.grad`.
     """
     with resting(model), torch.inference_mode(False), torch.enable_grad():
         images = images.clone() if images.is_inference() else images
@@ -115,7 +117,7 @@ def rise(
             count = min(chunk, masks - start)
             shown = rise_masks(count, (height, width), cells, keep, generator).to(images)
             hidden = images[None] * shown[:, None, None]
-            wanted = target.repeat(count) if isinstance(target, Tensor) else target
+            wanted = target if callable(target) else _each(target, b).repeat(count)
             score = _scores(model(hidden.flatten(0, 1)), wanted, torch.softmax)
             score = score.reshape(count, b).double()
             values += torch.einsum("nb,nyx->byx", score, shown.double())
@@ -190,18 +192,32 @@ def _scores(
     output: Any, target: Target, squash: Callable[..., Tensor] | None = None
 ) -> Float[Tensor, " b"]:
     """One score a sample: of its class, or what a function makes of the output."""
-    if not isinstance(target, Tensor):
+    if callable(target):
         scores = target(output)
         if not isinstance(scores, Tensor) or scores.ndim != 1:
             raise ValueError("the target function gives one score a sample, a tensor of one axis")
         return scores
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(target):
+    if not isinstance(output, Tensor) or output.ndim != 2:
         raise ValueError(
-            f"{len(target)} classes need scores (b, classes) of as many samples; for another "
-            "output give a function of it as target"
+            "classes need scores (b, classes); for another output give a function of it as target"
         )
+    b, classes = output.shape
+    chosen = _among(_each(target, b), b, classes).to(output.device)
     output = output if squash is None else squash(output, dim=-1)
-    return output.gather(1, target.to(output.device)[:, None])[:, 0]
+    return output.gather(1, chosen[:, None])[:, 0]
+
+
+def _each(target: Classes, b: int) -> Int[Tensor, " b"]:
+    return torch.as_tensor([target] * b if isinstance(target, int) else target)
+
+
+def _among(chosen: Int[Tensor, " n"], b: int, classes: int) -> Int[Tensor, " n"]:
+    """The classes, checked; those that lie on a card are not asked for, which would be to wait."""
+    if tuple(chosen.shape) != (b,):
+        raise ValueError(f"a class a sample is {(b,)}, not {tuple(chosen.shape)}")
+    if chosen.device.type == "cpu" and bool(((chosen < 0) | (chosen >= classes)).any()):
+        raise ValueError(f"there are classes 0 to {classes - 1}, not all of {chosen.tolist()}")
+    return chosen
 
 
 def _last_linear(model: nn.Module) -> nn.Linear:
@@ -221,5 +237,7 @@ def _follows(features: Tensor, head: nn.Linear, scores: Any) -> bool:
 def _over_cells(
     values: Float[Tensor, "b y x"], kind: Kind, geometry: PixelGeometry | None
 ) -> AttentionMap:
+    if geometry is not None and len(geometry) != len(values):
+        raise ValueError(f"a geometry of {len(geometry)} photos for {len(values)} samples")
     keys = grid(values.shape[1], values.shape[2], geometry=geometry)
     return AttentionMap(values.flatten(1)[:, None, None, None], keys, POINT, None, kind)

@@ -73,6 +73,11 @@ def slopes(seen: Seen, target: Tensor, *, create_graph: bool = False) -> list[Sl
     `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` or with its weights written out.
     """
     seen.check_alike()
+    if target.ndim > 1:
+        raise ValueError(
+            f"a target is one score a sample, and this is {tuple(target.shape)}; choose a class, "
+            "such as logits[:, 2]"
+        )
     if not target.requires_grad:
         raise ValueError(
             "the target has no gradient: run the model without no_grad, and let a parameter or an "

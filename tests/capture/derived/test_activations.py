@@ -293,3 +293,28 @@ def test_geometry_leads_back_to_the_photo(net: Net, images: Tensor) -> None:
     assert span.shape == (5, 6) and span.geometry is geometry
     painted = geometry.paint(found.values[:, 0, 0, 0], (5, 6))
     assert painted[0].shape == (10, 12)
+
+
+def test_a_class_is_one_for_all_or_one_a_sample(
+    net: Net, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    random = torch.Generator().manual_seed(0)
+    ways: list[Callable[[Any], AttentionMap]] = [
+        lambda target: class_activation(net, net.act, images, target),
+        lambda target: grad_cam(net, net.act, images, target),
+        lambda target: rise(net, images, target, random.manual_seed(0), masks=3, cells=2),
+    ]
+    for ask in ways:
+        assert torch.equal(ask(3).values, ask(torch.tensor([3, 3])).values)
+        assert torch.equal(ask([1, 3]).values, ask(TARGET).values)
+        for wrong in (4, -1, [0, 4]):
+            with pytest.raises(ValueError, match="there are classes 0 to 3, not all of"):
+                ask(wrong)
+        with pytest.raises(ValueError, match=r"a class a sample is \(."):
+            ask(TARGET[:1])
+
+
+def test_the_photos_of_a_map_are_as_many_as_its_samples(net: Net, images: Tensor) -> None:
+    with pytest.raises(ValueError, match="a geometry of 1 photos for 2 samples"):
+        grad_cam(net, net.act, images, 1, PixelGeometry.identity(1, (10, 12)))

@@ -250,3 +250,11 @@ def test_heads_in_another_order_are_refused() -> None:
     order = list(range(seen.calls[0].shape[1]))[::-1]
     with pytest.raises(ValueError, match="take heads of the finished map"):
         slopes(seen.heads(order), target)
+
+
+def test_a_target_of_all_classes_is_refused() -> None:
+    """The gradient of their sum explains no class."""
+    seen, scores = seen_of(Encoder(), inputs())
+    for ask in (relevance, gradient_attention):
+        with pytest.raises(ValueError, match=r"one score a sample, .*such as logits\[:, 2\]"):
+            ask(seen, scores)
