@@ -24,6 +24,7 @@ from overt.models.hard.selection import (
     Selection,
     gather,
     hardness_of,
+    kept_by,
     masked,
     number_kept,
     presence,
@@ -139,7 +140,7 @@ class HardAttention(nn.Module):
         self._cells = scores.shape[1]
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -torch.inf)
-        kept = self._rule(scores.detach())
+        kept = kept_by(self._rule, scores.detach())
         if self._extra is not None:
             kept = widened(scores.detach(), kept, self._extra)
         chosen = self._chosen(joint, scores, kept, known=mask is None)

@@ -35,6 +35,18 @@ def presence(cells: Float[Tensor, "b k d"]) -> Float[Tensor, "b k"]:
 # --- rules
 
 
+def kept_by(rule: Rule, scores: Float[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
+    """What a rule keeps; one of the user's may give places or shares, and these are refused."""
+    kept = rule(scores)
+    if kept.dtype is not torch.bool or kept.shape != scores.shape:
+        raise BadInput(
+            f"a rule says True or False of each of {tuple(scores.shape)} scores, and this one gave "
+            f"{str(kept.dtype).removeprefix('torch.')} of {tuple(kept.shape)}; of places make "
+            "zeros_like(scores, dtype=bool).scatter(1, places, True)"
+        )
+    return kept
+
+
 def keep_all(scores: Float[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
     """Every cell that is there: no attention."""
     return scores.isfinite()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from overt.attention import Layout
 from overt.capture.call import Call
-from overt.models.hard.selection import Rule, presence
+from overt.models.hard.selection import Rule, kept_by, presence
 from overt.models.thinning.tokens import Plan, Step, Tokens, extended, gathered
 
 Score = Callable[[Tokens], Float[Tensor, "b k"]]
@@ -35,9 +35,9 @@ def choosing(keep: Rule, score: Score, rest: Rest | None = None) -> Plan:
 
     def plan(tokens: Tokens) -> Step:
         scores = score(tokens)
-        asked = scores.detach().masked_fill(~tokens.free, -torch.inf)
-        chosen = keep(asked) & tokens.free
-        step = replace(gathered(tokens, chosen | (tokens.there & ~tokens.free)), scores=asked)
+        free = scores.detach().masked_fill(~tokens.free, -torch.inf)
+        chosen = kept_by(keep, free) & tokens.free
+        step = replace(gathered(tokens, chosen | (tokens.there & ~tokens.free)), scores=free)
         gone = tokens.free & ~chosen
         some = gone.any(dim=1)
         if rest is None or not bool(some.any()):

@@ -23,6 +23,7 @@ from overt.models.hard.selection import (
     keep_random,
     keep_share,
     keep_top,
+    kept_by,
     kept_first,
     number_kept,
     presence,
@@ -473,3 +474,16 @@ def test_numbers_that_make_no_sense_are_refused():
         keep_above_uniform(scores, 0.0)
     with pytest.raises(ValueError, match="temperature is above 0"):
         keep_gumbel(scores, 1, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "given"),
+    [
+        (lambda scores: scores.softmax(dim=-1), r"float32 of \(2, 4\)"),
+        (lambda scores: scores.argsort(dim=-1), r"int64 of \(2, 4\)"),
+        (lambda scores: scores.topk(2).indices, r"int64 of \(2, 2\)"),
+    ],
+)
+def test_a_rule_that_gives_places_or_shares_is_refused(rule, given):
+    with pytest.raises(BadInput, match=rf"each of \(2, 4\) scores, and this one gave {given}"):
+        kept_by(rule, torch.rand(2, 4))
