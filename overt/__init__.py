@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overt import capture, data, measure, models, show, supervise, train
+    from overt import capture, data, measure, models, show, supervise, testing, train
     from overt.attention import (
         AttentionMap,
         Form,
@@ -48,12 +48,13 @@ __all__ = [
     "rollout",
     "show",
     "supervise",
+    "testing",
     "train",
     "watch",
     "words",
 ]
 
-_ROOMS = ("capture", "data", "measure", "models", "show", "supervise", "train")
+_ROOMS = ("capture", "data", "measure", "models", "show", "supervise", "testing", "train")
 _HOMES = {
     "capture": ("watch",),
     "errors": ("BadInput", "Damaged", "Failed", "Stopped"),

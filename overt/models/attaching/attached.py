@@ -100,6 +100,8 @@ class Attached(nn.Module):
         super().__init__()
         if not levels:
             raise ValueError("attention needs a level at least to stand at")
+        if classes < 1:
+            raise ValueError(f"{classes} classes leave nothing to answer; give one at least")
         self.backbone, self.levels = backbone, levels
         self.classes, self.dropout = classes, dropout
         self.score, self.decide_by, self.run = score, decision, run
@@ -291,6 +293,12 @@ def attach(
 
     All weights are trained; `attach(...).freeze()` trains the attention alone.
     """
+    if not isinstance(backbone, nn.Module):
+        raise TypeError(
+            f"attach takes a torch.nn.Module, and this is of type {type(backbone).__name__}"
+        )
+    if isinstance(levels, str):
+        raise TypeError(f"levels is a list, also of one: levels=[{levels!r}]")
     canvas = usual_size(backbone) if size is None else size
     if levels is None:
         chosen = find_levels(backbone, run, canvas)

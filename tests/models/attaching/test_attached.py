@@ -423,3 +423,13 @@ def test_levels_of_your_own_and_the_default_run_are_kept(tmp_path: Path) -> None
     net = Attached(Plain(), (own,), 3, additive, concat, 0.0, run_backbone, Bytes()).eval()
     net.save_pretrained(tmp_path / "net")
     assert Attached.from_pretrained(tmp_path / "net", Plain()).levels == (own,)
+
+
+def test_what_cannot_be_attached_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(TypeError, match=r"attach takes a torch.nn.Module, .* type str"):
+        attach("resnet18", classes=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"levels is a list, also of one: levels=\['0'\]"):
+        attach(Plain(), classes=3, levels="0")
+    with pytest.raises(ValueError, match="0 classes leave nothing to answer"):
+        attach(Plain(), classes=0)
