@@ -13,7 +13,7 @@ from overt.data.source import Source as DataSet
 from overt.data.vocabulary import Reader
 from overt.errors import BadInput
 from overt.recipes.baselines import BaselineRecipe, Files, TextModel
-from overt.recipes.evaluation import Judge
+from overt.recipes.evaluation import Judge, labels_of
 from overt.recipes.experiment import Experiment, Source, Stage
 from overt.recipes.recipe import Context, Precision, Train
 from overt.recipes.scenes import Look, Model, ScenesRecipe, Target
@@ -70,8 +70,7 @@ def experiment(
 
     def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
         output = net(vary(batch))
-        assert batch.labels is not None
-        task = supervise.classification(output.prediction, batch.labels)
+        task = supervise.classification(output.prediction, labels_of(batch))
         return {"model": {"task": task, **teach(output, batch)}}
 
     sets = {"model": learn(model, plan)}

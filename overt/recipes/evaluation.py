@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from overt import measure
 from overt.attention import AttentionMap
 from overt.data.batch import Batch
 from overt.data.source import Source
+from overt.errors import BadInput
 from overt.geometry import PixelGeometry
 from overt.measure.measured import Measure
 from overt.measure.scorecards.scoring import clusters_of
@@ -45,14 +47,17 @@ class Judge:
 
     def accuracy(self, model: Model, device: torch.device) -> float:
         """The share of right answers, for validation while training."""
-        right = []
-        for batch in self.batches(device):
-            assert batch.labels is not None
-            right.append(measure.accuracy(model(batch).prediction, batch.labels))
+        right = [
+            measure.accuracy(model(batch).prediction, labels_of(batch))
+            for batch in self.batches(device)
+        ]
         return float(torch.cat(right).nanmean())
 
     def batches(self, device: torch.device) -> Iterator[Batch]:
-        """All items in order, a portion at a time."""
+        """All items in order, a portion at a time; there has to be one."""
+        if not len(self.data):
+            where = f"{self.data.name}, {self.data.split}"
+            raise BadInput(f"there is nothing to judge a model on: {where} is empty")
         yield from self.first(len(self.data), device)
 
     def first(self, count: int, device: torch.device) -> Iterator[Batch]:
@@ -78,6 +83,16 @@ class Judge:
         return found.evaluation()
 
 
+def labels_of(batch: Batch) -> Int[Tensor, " b"]:
+    """The classes of a batch, which has to have them."""
+    if batch.labels is None:
+        raise BadInput(
+            f"sample {batch.ids[0]} has no class: a classifier needs batches with labels, a whole "
+            "number a sample"
+        )
+    return batch.labels
+
+
 @dataclass
 class _Found:
     """What has been measured so far."""
@@ -94,14 +109,14 @@ class _Found:
         output = model.decide(features)
         chosen = output.prediction.argmax(dim=-1)
         groups = batch.groups or ("all",) * len(batch)
-        assert batch.labels is not None
+        labels = labels_of(batch)
         self.texts["id"] += batch.ids
         self.texts["cluster"] += clusters_of(batch)  # samples of one image are not independent
         self.texts["group"] += groups
         self.texts["prediction"] += [self.judge.classes[i] for i in chosen.tolist()]
-        known = batch.labels.tolist()  # a negative label stands for none
+        known = labels.tolist()  # a negative label stands for none
         self.texts["truth"] += [self.judge.classes[i] if i >= 0 else "" for i in known]
-        rows = {"accuracy": self.note(measure.accuracy, output.prediction, batch.labels)}
+        rows = {"accuracy": self.note(measure.accuracy, output.prediction, labels)}
         sure = output.prediction.float().softmax(dim=-1).amax(dim=-1)
         self.numbers["confidence"].append(sure.cpu().numpy())
         looked = _main_map(batch, output)

@@ -109,11 +109,12 @@ def claim(out: Path, recipe: Recipe, seed: int, *, resume: bool) -> Held | None:
         try_writing(out)
     if not resume and held.blank:
         return None
+    differences = held.differences(recipe, seed)
     if not resume:
         look_at = f"look at it with `overt report {out}`"
         other = look_at if held.done else "add --resume to go on with it"
-        raise BadInput(f"{out} holds {held}; {other}, or choose another folder.")
-    differences = held.differences(recipe, seed)
+        unlike = f" It is not this one: {'; '.join(differences)}." if differences else ""
+        raise BadInput(f"{out} holds {held}; {other}, or choose another folder.{unlike}")
     if differences:
         raise BadInput(
             f"{out} holds {held}, and a run goes on only as it began: {'; '.join(differences)}."

@@ -37,11 +37,11 @@ LOOSE = ("results.json", "samples.npz", "elsewhere.npz", "log.jsonl", "report.ht
 
 def run(
     recipe: Recipe,
-    out: Path,
+    out: Path | str,
     *,
     seed: int = 0,
     device: str = "auto",
-    data_root: Path | None = None,
+    data_root: Path | str | None = None,
     resume: bool = False,
     command: Sequence[str] = (),
     title: str | None = None,
@@ -53,6 +53,8 @@ def run(
     saved before, and `results.json` with the status "stopped", or "failed" and the reason. Where it
     failed before it saved anything, such as for want of data, the folder is free to start again.
     """
+    out = Path(out)
+    data_root = None if data_root is None else Path(data_root)
     held = run_folder.claim(out, recipe, seed, resume=resume)
     if held is not None and held.done:
         return dict(held.results)

@@ -608,6 +608,11 @@ class _Run:
             window: list[_Part] = []
             remaining = len(parts)
             for part, batch in zip(parts, self.batches(parts), strict=True):
+                if not isinstance(batch, Batch):
+                    raise BadInput(
+                        f"the data gave a {type(batch).__name__}, and not a Batch: "
+                        "Batch(ids, images=..., labels=...) makes one"
+                    )
                 counts = bool(self.ranks.slice(part))
                 window.append(_Part(batch.to(self.ranks.device), counts))
                 remaining -= 1

@@ -13,6 +13,7 @@ from torch import Tensor
 from overt import measure
 from overt.attention import AttentionMap, grid, words
 from overt.data.batch import Batch
+from overt.errors import BadInput
 from overt.geometry import PixelGeometry, TextGeometry
 from overt.measure.measured import Measure
 from overt.models import Output
@@ -24,6 +25,7 @@ from overt.recipes.evaluation import (
     also,
     calibrated,
     charted,
+    labels_of,
     noted,
     valued,
 )
@@ -445,3 +447,14 @@ def test_families_of_measures_are_charts() -> None:
     assert found.ours is ours
     own = {"jaccard_b": {"x": {"value": 0.0, "n": 2}}}
     assert charted(Evaluation(ours, {}, own), ("jaccard",)).groups == own
+
+
+def test_nothing_to_judge_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Questions, "__len__", lambda self: 0)
+    with pytest.raises(BadInput, match="nothing to judge a model on: questions, test is empty"):
+        list(Judge(Questions(), NAMES).batches(CPU))
+
+
+def test_a_sample_without_a_class_is_told() -> None:
+    with pytest.raises(BadInput, match="sample a has no class"):
+        labels_of(Batch(("a", "b"), images=torch.zeros(2, 3, 4, 4)))

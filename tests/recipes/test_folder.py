@@ -54,6 +54,7 @@ def test_a_finished_run_is_not_run_over(tmp_path: Path, recipe: Recipe, write_ru
     assert (
         f"{tmp_path} holds a finished run of toy with seed 3; look at it with `overt report" in said
     )
+    assert said.endswith("or choose another folder. It is not this one: the seed is 0, was 3.")
     held = folder.claim(tmp_path, recipe, 3, resume=True)
     assert held is not None and held.done
 

@@ -202,6 +202,13 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(ran: Ran, tmp_pat
     assert one != other
 
 
+def test_a_folder_may_be_named_by_text(ran: Ran) -> None:
+    out, results = ran("scenes-none")
+    recipe = tiny.recipe("scenes-none")
+    again = running.run(recipe, str(out), seed=results["seed"], device="cpu", resume=True)
+    assert again == results
+
+
 def test_a_finished_run_is_returned_as_it_is(ran: Ran) -> None:
     out, results = ran("scenes-soft")
     before = (out / "results.json").stat().st_mtime_ns

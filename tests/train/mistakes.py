@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ RETURNED: dict[str, Any] = {
     "a count that is no tensor": {"model": {"task": Loss(ONE, COUNT)}},
     "a loss a row": {"model": {"task": Loss(torch.ones(3), EIGHT)}},
 }
+
+
+class Pairs(toys.Numbers):
+    """Features and classes, as a data set of torch would give them."""
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        return self.features, self.labels
 
 
 def said(out: Path, **given: Any) -> str:
@@ -53,6 +61,7 @@ def main(out: Path) -> None:
     told = {name: said(out, step=lambda *_, it=it: it) for name, it in RETURNED.items()}
     told["half an epoch"] = said(out, epochs=1.5)
     told["a list"] = said(out, data=[1, 2])
+    told["a batch that is none"] = said(out, data=Pairs())
     told["an optimizer"] = said(out, sets="an optimizer")
     told["a set that is an optimizer"] = said(out, sets="in a mapping")
     told["no set"] = said(out, sets={})

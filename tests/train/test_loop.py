@@ -527,6 +527,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     [
         ("half an epoch", "epochs must be a whole number, not 1.5"),
         ("a list", "a list is not data that can be trained on"),
+        ("a batch that is none", "the data gave a tuple, and not a Batch"),
         ("an optimizer", "parameters come in sets by name"),
         ("no set", "ParameterSet(optimizer)}, not as nothing"),
         ("a set that is an optimizer", "set 'model' is given as SGD, not as in"),
