@@ -147,6 +147,7 @@ def _panel(shown: Panel, choice: Choice) -> Iterator[Strip]:
     yield from _paragraph(f"{caption(shown, choice)}; {strongest(shown, weights)}", INK)
     if shown.about:
         yield from _paragraph(shown.about, SOFT)
+    weights = np.where(np.isnan(weights), 0.0, weights)  # as the panel says
     keys = shown.attention.keys
     pictures = [span for span in grids(keys) if span.name in shown.photos]
     for span in pictures:
@@ -184,6 +185,8 @@ def marked(
 
 def strongest(shown: Panel, weights: Float[np.ndarray, " k"], most: int = 3) -> str:
     """The keys with the largest weights, in a phrase."""
+    if np.isnan(weights).any():
+        return f"{int(np.isnan(weights).sum())} of {len(weights)} weights are NaN"
     found = [at for at in np.argsort(-weights, kind="stable")[:most].tolist() if weights[at] > 0]
     if not found:
         return "no weight on any key"
@@ -435,8 +438,9 @@ def sheet(tiles: UInt8[np.ndarray, "l h r c 3"]) -> UInt8[np.ndarray, "Y X 3"]:
 def coloured(weights: Float[np.ndarray, "r c"]) -> UInt8[np.ndarray, "r c 3"]:
     """Weights as colours on white: none is white, the largest the last colour of the scale.
 
-    As on a photo, a map that prefers nothing stays pale.
+    As on a photo, a map that prefers nothing stays pale. What is NaN is drawn as none.
     """
+    weights = np.where(np.isnan(weights), 0.0, weights)
     top = highest(weights)
     levels = np.rint(255 * (np.maximum(weights, 0) / top if top else 0 * weights)).astype(np.uint8)
     return white_scale()[levels]

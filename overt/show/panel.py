@@ -60,7 +60,10 @@ def panel(
     causal: bool = False,
     about: str = "",
 ) -> Panel:
-    """One sample's map ready to be looked at; what is not named is named by its layout."""
+    """One sample's map ready to be looked at; what is not named is named by its layout.
+
+    Weights that are NaN are drawn as none, and the panel says how many they are.
+    """
     if len(attention) != 1:
         raise ValueError(
             f"a view shows one sample, and this map has {len(attention)}; choose one with "
@@ -68,6 +71,12 @@ def panel(
         )
     count = attention.values.shape[1]
     names = tuple(layers) if layers is not None else tuple(f"layer {n}" for n in range(count))
+    missing = int(attention.values.isnan().sum())
+    if missing:
+        told = (
+            f"{missing:,} of its {attention.values.numel():,} weights are NaN, and drawn as none."
+        )
+        about = f"{about} {told}".strip()
     shown = Panel(
         title,
         attention.detach().to("cpu"),

@@ -1,6 +1,7 @@
 """Views as pictures: the right colours at the right places, and files that open."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +184,18 @@ def test_the_row_of_the_query_is_framed_in_the_table() -> None:
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"ends in .png, .svg or .html"):
         save(tmp_path / "view.pdf", [reading()])
+
+
+@pytest.mark.parametrize("kind", ["png", "html"])
+def test_a_map_that_is_not_a_number_is_said_to_be_none(tmp_path: Path, kind: str) -> None:
+    """Not that its weight is on no key, as that of a row that sees nothing."""
+    layout = words(2)
+    values = torch.tensor([[0.5, 0.5], [torch.nan, torch.nan]]).reshape(1, 1, 1, 2, 2)
+    shown = panel(AttentionMap(values, layout, layout), about="Two words.")
+    assert shown.about == "Two words. 2 of its 4 weights are NaN, and drawn as none."
+    told = [strongest(shown, row(shown, choose(shown, query=str(at)))) for at in (0, 1)]
+    assert told == ["most on text 0 0.500, text 1 0.500", "2 of 2 weights are NaN"]
+    save(tmp_path / f"view.{kind}", [shown])
+    photo = looking()
+    spoilt = replace(photo.attention, values=torch.full_like(photo.attention.values, torch.nan))
+    save(tmp_path / f"photo.{kind}", [panel(spoilt, photos=photo.photos)])
