@@ -246,6 +246,14 @@ def _cards() -> list[str]:
 # --- who takes them
 
 
+def _speak_to(path: Path) -> None:
+    """From now on, what this process prints goes to the end of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+
 def main() -> int:
     """Take orders until there are no more."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -263,10 +271,12 @@ def main() -> int:
     threading.Thread(target=listen, daemon=True).start()
     while (line := orders.get()) is not None:
         order = Order(**json.loads(line))
-        order.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(order.log, "ab", buffering=0) as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
+        try:
+            _speak_to(order.log)
+        except OSError as error:
+            why = f"{order.log} cannot be written: {error.strerror}"
+            answers.write(json.dumps([1, why]) + "\n")
+            continue
         under_way.set()
         try:
             answer = order.run()

@@ -107,6 +107,15 @@ def test_a_failure_is_told_and_the_others_come(tmp_path: Path) -> None:
     assert (taken / "mine.txt").read_text() == "not a run"
 
 
+def test_a_run_that_cannot_tell_its_words_costs_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "first.log").mkdir()
+    orders = [order(tmp_path / "first"), order(tmp_path / "second")]
+    ended = list(side_by_side(orders, 1))
+    why = f"{tmp_path / 'first.log'} cannot be written: Is a directory"
+    assert ended == [(0, 1, why), (1, 0, "")]
+    assert status(tmp_path / "second") == "done"
+
+
 @pytest.mark.long
 def test_a_table_is_the_same_by_one_process_and_by_three(tmp_path: Path) -> None:
     table = Table(
