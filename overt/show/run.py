@@ -53,8 +53,8 @@ class Run:
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs in these folders, each under a name of its own.
 
-    A run is called by the `title` in its results, or by its folder; parents are added where two
-    are the same. A folder that holds nothing of a run is answered with `BadInput`.
+    A run is called by the `title` in its results, or by its folder; its seed is added where two
+    are the same, or its parent. A folder that holds nothing of a run is answered with `BadInput`.
     """
     if not folders:
         raise BadInput("no run was named; give at least one run folder.")
@@ -68,7 +68,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         for path, (results, _) in zip(paths, parts, strict=True)
     ]
     runs = []
-    for path, (results, notes), name in zip(paths, parts, _apart(titles, paths), strict=True):
+    names = _apart(titles, paths, [results.get("seed") for results, _ in parts])
+    for path, (results, notes), name in zip(paths, parts, names, strict=True):
         log, on_log = _log(path)
         gallery, on_gallery = _gallery(path)
         samples, on_samples = _samples(path)
@@ -88,16 +89,21 @@ def _check(folder: Path) -> None:
         )
 
 
-def _apart(titles: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Titles, with the parent folder where two are equal, and a number where that does not help."""
-    names = [
-        title if titles.count(title) == 1 else f"{folder.parent.name}/{title}"
-        for title, folder in zip(titles, folders, strict=True)
-    ]
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})"
-        for i, name in enumerate(names)
-    ]
+def _apart(titles: Sequence[str], folders: Sequence[Path], seeds: Sequence[Any]) -> list[str]:
+    """Titles; where some are equal, with what tells them apart: seed, parent, folder, a number."""
+    names = list(titles)
+    for title in {title for title in titles if titles.count(title) > 1}:
+        alike = [place for place, one in enumerate(titles) if one == title]
+        ways = (
+            [f"{title}, seed {seeds[place]}" for place in alike],
+            [f"{folders[place].parent.name}/{title}" for place in alike],
+            [f"{folders[place].parent.name}/{folders[place].name}" for place in alike],
+            [f"{folders[place].parent.name}/{title} ({n + 1})" for n, place in enumerate(alike)],
+        )
+        told = next(way for way in ways if len({*way, *titles}) == len(way) + len(set(titles)))
+        for place, name in zip(alike, told, strict=True):
+            names[place] = name
+    return names
 
 
 def _results(folder: Path) -> tuple[Mapping[str, Any], list[str]]:

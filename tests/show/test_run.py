@@ -1,5 +1,6 @@
 """A run is read whatever state it is in, and what is missing becomes a sentence."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -94,4 +95,16 @@ def test_every_run_has_a_name_of_its_own(tmp_path: Path, run_folder: Callable[..
     assert names == ["runs/soft attention", "other/soft attention", "mean pooling"]
     again = run_folder("truth-supervised", title="mean pooling")
     names = [run.name for run in read_runs([titled, again])]
-    assert names == ["runs/mean pooling (1)", "runs/mean pooling (2)"]
+    assert names == ["runs/no attention", "runs/truth-supervised"]
+    far = tmp_path / "far" / "runs" / "soft attention"
+    shutil.copytree(first, far)
+    names = [run.name for run in read_runs([first, far])]
+    assert names == ["runs/soft attention (1)", "runs/soft attention (2)"]
+
+
+def test_seeds_of_one_recipe_are_told_apart_by_their_seed(run_folder: Callable[..., Path]) -> None:
+    folders = [run_folder(f"seed-{seed}", title="dots") for seed in (0, 3)]
+    for folder, seed in zip(folders, (0, 3), strict=True):
+        results = json.loads((folder / "results.json").read_text())
+        (folder / "results.json").write_text(json.dumps({**results, "seed": seed}))
+    assert [run.name for run in read_runs(folders)] == ["dots, seed 0", "dots, seed 3"]
