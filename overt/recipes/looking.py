@@ -213,7 +213,7 @@ def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[
 
     A text that it writes has no probability: that is nan. Of a language model the answers are the
     tokens that may come next, of one that compares pictures with texts the captions that it was
-    given. A model without answers gives none.
+    given. A model without answers gives none, nor does one whose logits are not numbers.
     """
     if asked.captions:
         return sorted(asked.captions, key=lambda one: -one[1])[:most]
@@ -229,6 +229,8 @@ def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[
     elif logits is None or logits.ndim != 2 or logits.shape[1] != len(labels):
         return []
     chances = logits[0].detach().float().softmax(dim=-1)
+    if bool(chances.isnan().any()):
+        return []
     best = chances.topk(min(most, len(chances)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [(str(labels.get(at, at)), chance) for at, chance in pairs]

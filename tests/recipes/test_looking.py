@@ -154,6 +154,15 @@ def test_what_the_model_answers_is_said(subjects: dict[str, Subject]) -> None:
     assert view(subjects["t5"], Given(TEXT)).notes[0].startswith("It writes: ")
 
 
+def test_logits_that_are_not_numbers_are_no_answer(subjects: dict[str, Subject]) -> None:
+    asked = ask(subjects["vit"], Given(None, PHOTO))
+    output = asked.call(asked.inputs)
+    assert looking.answers(subjects["vit"], output, asked)
+    output.logits[0, 1] = torch.nan
+    assert looking.answers(subjects["vit"], output, asked) == []
+    assert looking._sentence([]) == ""
+
+
 def test_a_model_without_attention_is_refused_with_what_to_do() -> None:
     class Plain(torch.nn.Module):
         def __init__(self) -> None:
