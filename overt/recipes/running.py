@@ -163,7 +163,10 @@ def _go(
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Turn SIGTERM into `Stopped` wherever no training waits for the end of its step."""
+    """Turn SIGTERM into `Stopped` wherever no training waits for the end of its step.
+
+    Ctrl-C interrupts, as it does in training, even where whoever started us had it ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -178,11 +181,13 @@ def ending() -> Iterator[None]:
             number,
         )
 
-    former = signal.signal(signal.SIGTERM, stop)
+    answers = {signal.SIGTERM: stop, signal.SIGINT: signal.default_int_handler}
+    former = {number: signal.signal(number, answer) for number, answer in answers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _end(out: Path, results: dict[str, Any], status: str, first: bool) -> None:

@@ -191,7 +191,8 @@ for line in sys.stdin:
         print("it", how, file=log)
     if how in ("sleep", "stubborn"):
         if how == "sleep":
-            threading.Thread(target=lambda: (sys.stdin.read(), os._exit(143))).start()
+            stop = lambda: (sys.stdin.read(), os._exit(143))
+            threading.Thread(target=stop, daemon=True).start()
         time.sleep(60)
     if how == "die":
         os._exit(7)

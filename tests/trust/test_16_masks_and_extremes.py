@@ -22,6 +22,7 @@ from overt.capture.products import costs, products, tap
 from overt.models.adopting.adopted import tie
 from overt.models.hard import card
 from overt.models.hard.ragged import seen_by_all
+from overt.models.paying.attention import weighed
 from overt.supervise.grounding import bce_log
 from overt.supervise.heads import Gates, any_head
 from tests.capture.encoder import Encoder
@@ -192,7 +193,7 @@ def functions() -> set[str]:
 
 def draw(*shape: int) -> Tensor:
     dice = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(*shape, dtype=torch.float64, generator=dice).requires_grad_()
+    return torch.randn(shape, dtype=torch.float64, generator=dice).requires_grad_()
 
 
 def tied() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
@@ -270,6 +271,7 @@ def travelling(
 
 
 CHECKED = {
+    "overt.models.paying.attention._Weighed": lambda: (weighed, (draw(2, 3, 4), draw(4), draw())),
     "overt.models.adopting.adopted._Tie": tied,
     "overt.models.hard.ragged._Seen": ragged,
     "overt.models.hard.card._Seen": standing,
