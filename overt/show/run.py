@@ -94,13 +94,15 @@ def _apart(titles: Sequence[str], folders: Sequence[Path], seeds: Sequence[Any])
     names = list(titles)
     for title in {title for title in titles if titles.count(title) > 1}:
         alike = [place for place, one in enumerate(titles) if one == title]
+        others = {name for name in names if name != title}
         ways = (
-            [f"{title}, seed {seeds[place]}" for place in alike],
+            [title if seeds[place] is None else f"{title}, seed {seeds[place]}" for place in alike],
             [f"{folders[place].parent.name}/{title}" for place in alike],
             [f"{folders[place].parent.name}/{folders[place].name}" for place in alike],
             [f"{folders[place].parent.name}/{title} ({n + 1})" for n, place in enumerate(alike)],
         )
-        told = next(way for way in ways if len({*way, *titles}) == len(way) + len(set(titles)))
+        found = (way for way in ways if len(set(way) - others) == len(way))
+        told = next(found, ways[-1])
         for place, name in zip(alike, told, strict=True):
             names[place] = name
     return names
