@@ -1,13 +1,13 @@
 """Where the time goes of what misses its goal: operations of ours beside those of its peer.
 
-    python benchmarks/profiles.py [--device cuda] [--commit NAME]
+    python benchmarks/profiles.py [--device cuda] [--only NAME ...] [--commit NAME]
                                   [--out benchmarks/speed/profiles-cpu.json]
 
 Each pair runs under PyTorch's profiler. What is told, an operation, is the time spent in it and in
 nothing that it calls, in ours and in the other: on a CPU that of the processor, on a card that of
 its kernels. On a card `busy` is how long kernels ran at all; the rest of a step it waits. Goals of
 recorded steps stand beside `busy`: a recording runs the same kernels and does not wait. The loop is
-told a step.
+told a step. Pairs that are not asked for stay in the file as they are.
 """
 
 import argparse
@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
-from sections import grounding, hard, monitor, rollout, supervision, training
+from sections import compiled, grounding, hard, monitor, rollout, supervision, surrogates, training
 from sections.clock import race, tidy, timer
 from sections.report import Setting, commit, machine
 
@@ -73,6 +73,8 @@ def pairs(device: str, until: ExitStack) -> dict[str, Callable[[], Pair]]:
         "relation, 16 of 100": partial(_relation, device),
         "the loop, att3": partial(_loop, device, until),
         "watching, 12 layers of 256": partial(_monitor, device),
+        "500 masks, float32": partial(_search, device),
+        "BERT 512, compiled": partial(_compiled, device),
         "rollout 512": partial(_rollout, device, 512),
         "rollout 1024": partial(_rollout, device, 1024),
         "BERT 164": found["BERT 164"],
@@ -104,6 +106,18 @@ def _rollout(device: str, positions: int = 164) -> Pair:
 def _monitor(device: str) -> Pair:
     model, tokens = monitor.made(monitor.SIZES["12 layers of 256, 128 positions"], device)
     return Pair(*monitor.steps(model, tokens, AttentionMonitor(), []))
+
+
+def _search(device: str) -> Pair:
+    case = surrogates.Case(32, device)
+    masks = surrogates.Grids(surrogates.MASKS, grid=(3, 3))
+    return Pair(case.ours(masks), partial(case.loop, case.drawn()))
+
+
+def _compiled(device: str) -> Pair:
+    bert = supervision.Bert.of(supervision.Size(512, 32, compiled.LAYERS, 768), device)
+    plain = torch.compile(bert.plain, dynamic=False)
+    return Pair(bert.step(compiled.watched(bert)), bert.step(plain))
 
 
 def _loop(device: str, until: ExitStack) -> Pair:
@@ -177,18 +191,25 @@ def main() -> None:
     """Look, print and write down."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the pairs, as printed")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", help="of what is run, where it is no checkout")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.device != "cpu":
         torch.set_float32_matmul_precision("high")  # as the section of hard attention has it
-    found: dict[str, Any] = {}
+    kept = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
+    found: dict[str, Any] = dict(kept["profiles"]) if given.only and kept else {}
     date = datetime.now(UTC).isoformat(timespec="seconds")
     report = {"machine": machine(given.device), "date": date, "rounds": ROUNDS, "profiles": found}
     at = commit(given.commit)
     with ExitStack() as until:
-        for name, make in pairs(given.device, until).items():
+        every = pairs(given.device, until)
+        unknown = set(given.only or ()) - set(every)
+        if unknown:
+            parser.error(f"no pair is called {sorted(unknown)}; there are {sorted(every)}")
+        for name in given.only or every:
+            make = every[name]
             told(name, make, given.device, found)
             if name in found:
                 found[name]["commit"] = at

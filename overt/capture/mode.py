@@ -138,7 +138,8 @@ def attend(
 def _as_autocast(*tensors: Tensor) -> list[Tensor]:
     """What SDPA makes of its inputs under autocast, so that what is seen is what was multiplied."""
     device = tensors[0].device.type
-    known = torch.amp.is_autocast_available(device)
+    # asked of devices that may not know it: PyTorch 2.11 breaks a graph at the question
+    known = device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)
     if not known or not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
         return list(tensors)
     return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]

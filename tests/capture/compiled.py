@@ -195,6 +195,29 @@ def check_a_supervised_step_compiles_as_one_graph(x):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
+def check_a_compiled_model_learns_from_what_is_seen_in_one_graph(x):
+    torch._dynamo.reset()
+    model = FusedAttention().double()
+    x, counter = x.double(), CompileCounterWithBackend("aot_eager")
+    some = torch.tensor([[0, 2]] * len(x))
+    compiled, found = torch.compile(model, backend=counter, fullgraph=True), []
+    asked = torch.amp.is_autocast_available
+    torch.amp.is_autocast_available = None  # PyTorch 2.11 breaks a graph at this question
+    try:
+        for run in (model, compiled):
+            model.zero_grad()
+            with watch(model) as seen:
+                out = run(x)
+            rows = seen.log_block(some, some).weights
+            (out.square().sum() - rows.sum()).backward()
+            found.append([one.grad.clone() for one in model.parameters()])
+    finally:
+        torch.amp.is_autocast_available = asked
+    assert counter.frame_count == 1
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
 if __name__ == "__main__":
     for name, check in list(globals().items()):
         if name.startswith("check_"):
