@@ -289,6 +289,9 @@ def choosing(kept: Kept, name: str = "accuracy") -> None:
         other = row.replace("adahan", "han") + "-48"
         difference(kept, row, other, name, "as many as a question needs")
         collapse(kept, row)
+    for other in ("adahan-sum", "han-sum-48"):
+        difference(kept, "adahan-warm-sum", other, name, "beside it, a temperature of 4")
+    collapse(kept, "adahan-warm-sum")
     for k in (16, 32, 48):
         difference(kept, f"han-sum-{k}", f"han-sum-{k}-depth0", name, "layers before the sum")
     for other in ("random-sum-16", "blind-sum-16"):
@@ -340,6 +343,7 @@ TABLES = {
     "han-sortclevr-short": sort_of_clevr_short,
     "han-sortclevr-short-fine": sort_of_clevr_fine,
     "han-scenes": scenes,
+    "han-scenes-long": scenes,
     "han-scenes-short": scenes,
     "han-easyvqa": choosing,
     "han-daquar": daquar,
@@ -361,21 +365,6 @@ def stopped(folder: Path) -> None:
                 f"{name}: step {last[0]}, one thing {last[2]:.3f}, relational {last[3]:.3f}; "
                 f"counts {counts}, finds by colour {finds}"
             )
-
-
-def unfinished(folder: Path) -> None:
-    """Rows of a table that were stopped: validation where all of their seeds got, no verdict."""
-    if not (folder / "stopped.json").is_file():
-        return
-    found = json.loads((folder / "stopped.json").read_text())
-    curves: dict[str, dict[int, float]] = {
-        run: {int(step): value for step, value in rows} for run, rows in found["validation"].items()
-    }
-    last = max(set.intersection(*(set(one) for one in curves.values())))
-    print(f"stopped, validation after {last} steps, no verdict")
-    for row in dict.fromkeys(run.partition("/")[0] for run in curves):
-        each = [one[last] for run, one in curves.items() if run.partition("/")[0] == row]
-        print(f"  {row}: {listed(each)}, mean {statistics.fmean(each):.3f}")
 
 
 def _first(rows: Sequence[Sequence[float]], column: int, level: float, asked: int) -> str:
@@ -429,7 +418,6 @@ def main(words: Sequence[str]) -> None:
         if kept is not None:
             overview(kept)
             judge(kept)
-            unfinished(HERE / name)
     stopped(HERE / "han-sortclevr-stopped")
 
 
