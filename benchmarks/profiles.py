@@ -56,6 +56,8 @@ def pairs(device: str, until: ExitStack) -> dict[str, Callable[[], Pair]]:
         "rollout 164": partial(_rollout, device),
         "non-local, 25 of 100": partial(_hard, device, 32, 100, partial(hard.keep_top, count=25)),
         "AdaHAN non-local, mean 6.5": partial(_hard, device, 32, 100, _adaptive(0.5)),
+        "BERT 512, compiled": partial(_compiled, device),
+        "VL-BERT 164, compiled": partial(_own_compiled, device),
     }
     if device == "cpu":
         return {**found, "VL-BERT 164": lambda: Pair(*reversed(grounding.model(4, 164)))}
@@ -74,7 +76,8 @@ def pairs(device: str, until: ExitStack) -> dict[str, Callable[[], Pair]]:
         "the loop, att3": partial(_loop, device, until),
         "watching, 12 layers of 256": partial(_monitor, device),
         "500 masks, float32": partial(_search, device),
-        "BERT 512, compiled": partial(_compiled, device),
+        "BERT 512, compiled": found["BERT 512, compiled"],
+        "VL-BERT 164, compiled": found["VL-BERT 164, compiled"],
         "rollout 512": partial(_rollout, device, 512),
         "rollout 1024": partial(_rollout, device, 1024),
         "BERT 164": found["BERT 164"],
@@ -115,9 +118,18 @@ def _search(device: str) -> Pair:
 
 
 def _compiled(device: str) -> Pair:
-    bert = supervision.Bert.of(supervision.Size(512, 32, compiled.LAYERS, 768), device)
+    torch.compiler.reset()
+    many = supervision.Size(512, 32, compiled.LAYERS, 768)
+    bert = supervision.Bert.of(supervision.Size(512, 2) if device == "cpu" else many, device)
     plain = torch.compile(bert.plain, dynamic=False)
     return Pair(bert.step(compiled.watched(bert)), bert.step(plain))
+
+
+def _own_compiled(device: str) -> Pair:
+    torch.compiler.reset()
+    case = supervision.Own(164, 4 if device == "cpu" else 64, Setting(device), compiled.LAYERS)
+    ours, plain = (torch.compile(case.ways[kind], dynamic=False) for kind in ("direct", "plain"))
+    return Pair(case.step(ours), case.step(plain))
 
 
 def _loop(device: str, until: ExitStack) -> Pair:
