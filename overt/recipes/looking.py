@@ -177,7 +177,7 @@ def view(subject: Subject, given: Given, wish: Wish = Wish()) -> Viewed:  # noqa
         notes.append(f"What each position is could not be told: {problem}.")
     target = explained(subject, output) if wish.way in EXPLAINING else None
     source = partial(derived, way=wish.way, model=subject.model, target=target)
-    names = Names(subject.tokenizer, asked, layouts)
+    names = Names(subject.tokenizer, asked, layouts, subject.model)
     panels, choices, refused = [], [], []
     for group in groups(seen):
         try:

@@ -85,10 +85,22 @@ def _timm_layout(subject: Subject, asked: Asked, size: Any) -> dict[str, "Layout
 class Names:
     """Which layout an axis of a call has, and what its positions are called."""
 
-    def __init__(self, tokenizer: Any, asked: Asked, layouts: Mapping[str, "Layout"]) -> None:
+    def __init__(
+        self, tokenizer: Any, asked: Asked, layouts: Mapping[str, "Layout"], model: Any = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.layouts = layouts
         self.inputs = asked.inputs
+        self.model = model
+
+    def answering(self, queries: Sequence[str]) -> str | None:
+        """The position that a classifier of texts answers from, its first token; else None."""
+        config = getattr(self.model, "config", None)
+        classifies = type(self.model).__name__.endswith("ForSequenceClassification")
+        if not classifies or getattr(config, "is_encoder_decoder", False):
+            return None
+        stands = getattr(self.tokenizer, "cls_token", None)
+        return "0" if stands is not None and queries and queries[0] == stands else None
 
     def axis(self, call: "Call", axis: int) -> tuple["Layout", list[str]]:
         """The layout of the queries (2) or keys (3) of a call, and a name for each position."""
@@ -195,8 +207,9 @@ def panel_of(
         " ".join(part for part in about if part),
     )
     query = wish.query if at is None else None
-    if query is None and at is None and wish.way == "relevance" and usual(shown).query is None:
-        query = _answering(shown)
+    if query is None and at is None and usual(shown).query is None:
+        found = _answering(shown) if wish.way == "relevance" else None
+        query = found or names.answering(query_names)
     return shown, choose(shown, layer, wish.head, query)
 
 

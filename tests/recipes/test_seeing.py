@@ -53,7 +53,10 @@ def test_relevance_is_read_where_the_answer_is_made(subjects: dict[str, Subject]
     model = foreign.lively(transformers.BertForSequenceClassification(config))
     subject = Subject("bert", model, tokenizer=subjects["bert"].tokenizer)
     assert view(subject, Given(TEXT), Wish(way="relevance")).choices[0].query == 0  # [CLS]
-    assert view(subject, Given(TEXT), Wish(way="rollout")).choices[0].query is None
+    for way in ("raw", "rollout"):
+        assert view(subject, Given(TEXT), Wish(way=way)).choices[0].query == 0
+    assert view(subject, Given(TEXT), Wish(query="mean")).choices[0].query is None
+    assert view(subjects["bert"], Given(TEXT)).choices[0].query is None  # it answers nothing
     asked = view(subject, Given(TEXT), Wish(way="relevance", query="ball"))
     assert asked.choices[0].query == 4
 
