@@ -12,6 +12,7 @@ from overt.errors import BadInput, Failed
 from overt.recipes.opening import Subject
 
 NEW_TOKENS = 32  # how much of an answer is written by a model that reads first and then writes
+WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how such classes end
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 MOST_CAPTIONS = 64  # that a picture is held against at once
@@ -46,7 +47,8 @@ class Asked:
 
     `text` is the text that was tokenised, which may be the one given inside a prompt, or one of its
     lines; `origin` leads back to what was given. `captions` are the lines of the text, each with
-    the chance that it is the one that fits, where that is what a model can tell.
+    the chance that it is the one that fits, where that is what a model can tell. `wrote` is what it
+    has written about a picture, which is then what it reads.
     """
 
     inputs: Mapping[str, Any]
@@ -56,6 +58,7 @@ class Asked:
     notes: tuple[str, ...] = ()
     origin: tuple[Piece, ...] | None = None
     captions: tuple[tuple[str, float], ...] = ()
+    wrote: str | None = None
 
 
 def run(name: str, asked: Asked) -> Any:
@@ -202,6 +205,8 @@ def ask(subject: Subject, given: Given, most: float = math.inf) -> Asked:
         raise BadInput(f"{subject.name} has no tokenizer beside it, so it cannot be given a text.")
     towers = _towers(subject.model)
     if given.photo is None or given.text is None:
+        if given.text is None and _captions(subject.model):
+            return _captioned(subject, given)
         if reads and sees and towers is None:
             raise BadInput(f"{subject.name} wants a picture and a text together.")
         return _ask_one(subject, given, towers, most)
@@ -312,6 +317,39 @@ def _ask_one(subject: Subject, given: Given, towers: tuple[Any, Any] | None, mos
     notes = _cut(subject, encoded, subject.model.config)
     inputs, call = _writing(subject, encoded, keyword_call(model))
     return Asked(inputs, call, given, given.text, notes, given.origin)
+
+
+def _captions(model: Any) -> bool:
+    """Whether a model writes about a picture without being asked anything.
+
+    One that chats wants to be told where among its words the picture stands.
+    """
+    config, takes = model.config, inspect.signature(model.forward).parameters
+    chats = any(hasattr(config, name) for name in ("image_token_id", "image_token_index"))
+    writes = "decoder_input_ids" in takes or type(model).__name__.endswith(WRITERS)
+    asked = "decoder_input_ids" in takes and "input_ids" in takes  # BLIP for questions
+    return "pixel_values" in takes and model.can_generate() and writes and not chats and not asked
+
+
+def _captioned(subject: Subject, given: Given) -> Asked:
+    """A picture alone: what the model writes about it is what it then reads, word by word."""
+    import torch
+
+    model = subject.model
+    encoded = _on(
+        subject, subject.image_processor(images=_picture(given.photo), return_tensors="pt")
+    )
+    with torch.no_grad():
+        written = model.generate(**encoded, max_new_tokens=NEW_TOKENS, do_sample=False)
+    told = None
+    if subject.tokenizer is not None:
+        told = subject.tokenizer.decode(written[0], skip_special_tokens=True)
+    read = written[:, : max(1, written.shape[1] - 1)]  # the last one is written, not read
+    name = "input_ids"
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        name = "decoder_input_ids"
+    inputs = {**encoded, name: read}
+    return Asked(inputs, keyword_call(model), given, wrote=told)
 
 
 def _tokenized(subject: Subject, text: str | list[str]) -> Any:

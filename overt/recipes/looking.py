@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt.errors import BadInput
-from overt.recipes.asking import Asked, Given, Piece, ask, hidden, is_picture, photo, read, run
+from overt.recipes.asking import (
+    WRITERS,
+    Asked,
+    Given,
+    Piece,
+    ask,
+    hidden,
+    is_picture,
+    photo,
+    read,
+    run,
+)
 from overt.recipes.attached import view_attached
 from overt.recipes.opening import Subject, locate, open_model, quiet
 from overt.recipes.own import view_spoken
@@ -217,6 +228,8 @@ def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[
     """
     if asked.captions:
         return sorted(asked.captions, key=lambda one: -one[1])[:most]
+    if asked.wrote is not None:
+        return [(asked.wrote, math.nan)]
     written = asked.inputs.get("decoder_input_ids")
     if written is not None and subject.tokenizer is not None and written.shape[1] > 1:
         text = subject.tokenizer.decode(written[0], skip_special_tokens=True)
@@ -234,9 +247,6 @@ def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[
     best = chances.topk(min(most, len(chances)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [(str(labels.get(at, at)), chance) for at, chance in pairs]
-
-
-WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def is_language_model(subject: Subject) -> bool:

@@ -112,9 +112,19 @@ class Names:
             return POINT, ["global"]
         if not fits or call.shape[0] != 1:
             plain = Layout((Span("positions", (count,), slice(0, count)),), count)
-            return plain, [str(at) for at in range(count)]
+            written = "decoder" in call.name and not (call.cross and axis == 3)
+            return plain, self._written(count, written)
         part = _likeliest(fits, call, axis)
         return self.layouts[part], self._words(part)
+
+    def _written(self, count: int, decodes: bool) -> list[str]:
+        """The tokens that a decoder has written so far, where there are as many; else numbers."""
+        ids = self.inputs.get("decoder_input_ids")
+        numbers = [str(at) for at in range(count)]
+        if not decodes or ids is None or self.tokenizer is None or ids.shape != (1, count):
+            return numbers
+        tokens = [self.tokenizer.decode([token]).strip() for token in ids[0].tolist()]
+        return [token or number for token, number in zip(tokens, numbers, strict=True)]
 
     def _words(self, part: str) -> list[str]:
         """Characters and cells by their layout; what stands for itself by the tokenizer."""

@@ -145,3 +145,53 @@ def test_windows_are_shown_one_and_a_layout_that_is_not_known_is_said() -> None:
     assert any("could not be told: swin attends inside windows" in note for note in viewed.notes)
     with pytest.raises(BadInput, match="in 4 windows, and what passes through them"):
         view(subject, Given(None, PHOTO), Wish(way="rollout"))
+
+
+def captioners() -> dict[str, Any]:
+    """Models that write about a picture alone: one decoder reads, the other has its own name."""
+    transformers = foreign.transformers
+    marks = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0}
+    text = {"vocab_size": 30, "encoder_hidden_size": 32, "max_position_embeddings": 40, **marks}
+    vision = {"image_size": 32, "patch_size": 8, **foreign.SIZES}
+    blip = transformers.BlipConfig(
+        text_config={**text, **foreign.SIZES},
+        vision_config=vision,
+        image_text_hidden_size=32,
+        projection_dim=32,
+    )
+    words = transformers.GPT2Config(
+        vocab_size=30, n_positions=40, n_embd=32, n_layer=2, n_head=4, add_cross_attention=True
+    )
+    both = transformers.VisionEncoderDecoderModel(
+        encoder=transformers.ViTModel(transformers.ViTConfig(**vision)),
+        decoder=transformers.GPT2LMHeadModel(words),
+    )
+    both.generation_config.update(decoder_start_token_id=2, eos_token_id=3, pad_token_id=0)
+    return {"blip": transformers.BlipForConditionalGeneration(blip), "both": both}
+
+
+@pytest.mark.parametrize("name", ["blip", "both"])
+def test_a_model_that_captions_is_shown_writing_about_a_picture_alone(
+    subjects: dict[str, Subject], name: str
+) -> None:
+    torch.manual_seed(0)
+    model = foreign.lively(captioners()[name])
+    pixels = foreign.transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    tokenizer = subjects["bert"].tokenizer
+    subject = Subject(name, model, image_processor=pixels, tokenizer=tokenizer)
+    viewed = view(subject, Given(None, PHOTO))
+    cross = viewed.panels[-1]
+    assert "cross-attention" in cross.title and cross.keys[1] == "image 0,0"
+    seen = ask(subject, Given(None, PHOTO)).inputs["pixel_values"]
+    (written,) = model.generate(pixel_values=seen, max_new_tokens=32, do_sample=False).tolist()
+    words = [tokenizer.decode([one]).strip() for one in written[:-1]]
+    assert list(cross.queries) == [word or str(at) for at, word in enumerate(words)]
+    assert f"It writes: {tokenizer.decode(written, skip_special_tokens=True)}" in viewed.notes
+
+
+def test_a_model_that_is_asked_about_a_picture_still_wants_a_question(
+    subjects: dict[str, Subject],
+) -> None:
+    for name in ("blip", "llava"):
+        with pytest.raises(BadInput, match="wants a picture and a text together"):
+            view(subjects[name], Given(None, PHOTO))
