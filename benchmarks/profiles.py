@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ KERNELS = {  # of our own
     *("mixes", "slopes", "to_queries", "to_keys", "by_their_share", "to_cells", "turned_cells"),
     *("to_weight", "log_shares", "to_rows", "costs", "costs_to_rows", "costs_to_keys"),
 }
+FUSED = "what graphs fuse"  # each has a name of its own
 LAUNCHED = {"_Seen", "_SeenBackward"}  # by these: kernels stand there by themselves
 
 
@@ -179,7 +181,10 @@ def spent(way: Callable[[], object], device: str, steps: int = 1) -> dict[str, f
     # kernels of our own have names that say what they do
     told = [one for one in every if ("CPU" in str(one.device_type)) != (one.key in KERNELS)]
     each = 1e-6 / (rounds * steps)
-    found = {one.key: getattr(one, field) * each for one in told if one.key not in LAUNCHED}
+    found: dict[str, float] = defaultdict(float)
+    for one in told:
+        if one.key not in LAUNCHED:
+            found[FUSED if "CompiledFxGraph" in one.key else one.key] += getattr(one, field) * each
     return {name: taken for name, taken in found.items() if taken > 0}
 
 
