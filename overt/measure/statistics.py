@@ -7,11 +7,13 @@ from an explicit seed: the same numbers give the same interval on any machine.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+Numbers = Float[Tensor, " b"] | Sequence[float]  # one a sample
 _AT_ONCE = 2_000_000  # entries of the table of draws that are held at one time
 
 
@@ -47,18 +49,18 @@ def over_seeds(values: Float[Tensor, "s b"]) -> Spread:
 
 
 def bootstrap(
-    values: Float[Tensor, " b"],
+    values: Numbers,
     seed: int = 0,
     draws: int = 2000,
     confidence: float = 0.95,
     clusters: Sequence[str] | None = None,
 ) -> Interval:
-    """The mean and its interval over samples drawn anew.
+    """The mean and its interval over samples drawn anew; of one sample the interval says nothing.
 
     With `clusters` whole clusters are drawn: samples that share an image are no news of each other,
     and taken one by one they make an interval too narrow.
     """
-    there = values.detach().double().cpu()
+    there = _numbers(values)
     if clusters is not None:
         named = _cluster_of(clusters, len(there))[~there.isnan()].tolist()
         whole = there[~there.isnan()][None]
@@ -70,8 +72,8 @@ def bootstrap(
 
 
 def paired(
-    first: Float[Tensor, " b"],
-    second: Float[Tensor, " b"],
+    first: Numbers,
+    second: Numbers,
     first_ids: Sequence[str],
     second_ids: Sequence[str],
     seed: int = 0,
@@ -93,7 +95,7 @@ def paired(
             "compare models on the same samples"
         )
     order = torch.tensor([place[name] for name in first_ids], dtype=torch.long)
-    difference = first.detach().double().cpu() - second.detach().double().cpu()[order]
+    difference = _numbers(first) - _numbers(second)[order]
     return bootstrap(difference, seed, draws, confidence, clusters)
 
 
@@ -109,7 +111,7 @@ def bootstraps(
     As `bootstrap` of each, at the price of one. A sample that has no number in a measure is left
     out of that one alone, so the number of those that have one varies with the draw.
     """
-    there = values.detach().double().cpu()
+    there = _numbers(values, 2)
     count = there.shape[1]
     names = [str(at) for at in range(count)] if clusters is None else clusters
     place = _cluster_of(names, count)
@@ -138,7 +140,7 @@ def two_level(
     Wider than `bootstrap` of one run as soon as runs differ: it speaks of the method, not of the
     run at hand. `clusters` are as in `bootstrap`.
     """
-    generator = _generator(seed)
+    values, generator = _numbers(values, 2), _generator(seed)
     place = None if clusters is None else _cluster_of(clusters, values.shape[1])
     means = []
     for some in _parts(values[0], draws):
@@ -159,6 +161,7 @@ def two_level_difference(
 
     `clusters` are as in `bootstrap`.
     """
+    first, second = _numbers(first, 2), _numbers(second, 2)
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"{first.shape[1]} and {second.shape[1]} samples are not the same samples")
     generator = _generator(seed)
@@ -175,14 +178,14 @@ def two_level_difference(
 # --- is there a difference, and how large is it?
 
 
-def permutation_test(difference: Float[Tensor, " b"], seed: int = 0, draws: int = 10_000) -> float:
+def permutation_test(difference: Numbers, seed: int = 0, draws: int = 10_000) -> float:
     """How often chance alone gives a mean as far from 0 as that of these paired differences.
 
     Two-sided. If nothing told the two apart, every sign could as well be the other one: all signs
     are tried where that is no more than `draws`, else so many are drawn, and the one at hand is
     counted among them, so that a p is never 0. NaN without samples.
     """
-    there = difference.detach().double().cpu()
+    there = _numbers(difference)
     there = there[~there.isnan()]
     n = len(there)
     if not n:
@@ -209,7 +212,7 @@ def permutation_tests(
     With `clusters` all samples of a cluster change their sign together: those that share an image
     are no news of each other. NaN for a measure without samples.
     """
-    there = differences.detach().double().cpu()
+    there = _numbers(differences, 2)
     names = [str(at) for at in range(there.shape[1])] if clusters is None else clusters
     sums, known = _by_cluster(there, _cluster_of(names, there.shape[1]))
     n = sums.shape[1]
@@ -267,21 +270,21 @@ def benjamini_hochberg(p_values: Sequence[float]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def effect_size(difference: Float[Tensor, " b"]) -> float:
+def effect_size(difference: Numbers) -> float:
     """The mean of paired differences in units of their deviation (Cohen's d_z).
 
     0.2 is called small, 0.5 medium and 0.8 large. NaN where all differences are the same, or fewer
     than two.
     """
-    there = difference.detach().double().cpu()
+    there = _numbers(difference)
     there = there[~there.isnan()]
     deviation = float(there.std()) if len(there) > 1 else 0.0
     return float(there.mean()) / deviation if deviation > 0 else math.nan
 
 
-def superiority(difference: Float[Tensor, " b"]) -> float:
+def superiority(difference: Numbers) -> float:
     """The share of samples on which the first is above the second, ties by half; 0.5 is even."""
-    there = difference.detach().double().cpu()
+    there = _numbers(difference)
     there = there[~there.isnan()]
     return float((there > 0).double().mean() + (there == 0).double().mean() / 2)
 
@@ -331,7 +334,6 @@ def _crossed(
     values: Float[Tensor, "s b"], samples: Float[Tensor, "d b"], generator: torch.Generator
 ) -> Float[Tensor, " d"]:
     """The mean of runs drawn anew over samples that were each drawn so many times."""
-    values = values.detach().double().cpu()
     runs = _counts(len(values), len(samples), generator)
     total = ((runs @ values.nan_to_num(0)) * samples).sum(dim=1)
     return total / ((runs @ (~values.isnan()).double()) * samples).sum(dim=1)
@@ -369,7 +371,16 @@ def _interval(middle: float, drawn: Float[Tensor, " d"], count: int, confidence:
     return Interval(middle, low, high, count)
 
 
-def _places(ids: Sequence[str], values: Float[Tensor, " b"]) -> dict[str, int]:
+def _numbers(values: Any, axes: int = 1) -> Tensor:
+    """Numbers in float64 on the host, one a sample or a row of them for each of several things."""
+    found = torch.as_tensor(values).detach().double().cpu()
+    if found.ndim != axes:
+        wanted = "(b,), one a sample" if axes == 1 else "(rows, b), one a row and sample"
+        raise ValueError(f"numbers of shape {wanted}, are wanted, not {tuple(found.shape)}")
+    return found
+
+
+def _places(ids: Sequence[str], values: Numbers) -> dict[str, int]:
     if len(ids) != len(values):
         raise ValueError(f"{len(values)} numbers for {len(ids)} ids")
     place = {name: at for at, name in enumerate(ids)}

@@ -307,3 +307,16 @@ def test_samples_of_a_cluster_change_their_sign_together() -> None:
     clusters = ["a"] * 10 + ["b"] * 10
     assert statistics.permutation_tests(values, clusters=clusters) == (0.5,)
     assert statistics.permutation_tests(values)[0] < 1e-3
+
+
+def test_numbers_may_be_lists_and_other_shapes_are_told_what_is_wanted() -> None:
+    first, second = [1.0, 2.0, 4.0], [0.0, 2.0, 1.0]
+    wanted = statistics.bootstrap(torch.tensor(first))
+    assert statistics.bootstrap(first) == wanted
+    names = ["a", "b", "c"]
+    both = statistics.paired(first, second, names, names)
+    assert both == statistics.paired(torch.tensor(first), torch.tensor(second), names, names)
+    assert statistics.superiority([1.0, -1.0]) == 0.5 and statistics.effect_size([1.0, 3.0]) > 0
+    assert statistics.permutation_test([1.0, 1.0]) == 0.5
+    with pytest.raises(ValueError, match=r"shape \(b,\), one a sample, are wanted, not \(1, 2\)"):
+        statistics._numbers([[1.0, 2.0]])
