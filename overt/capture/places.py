@@ -276,15 +276,16 @@ def sized_cross(module: nn.Module, shape: tuple[int, int, int, int]) -> bool:
 def worth_a_hook(module: nn.Module) -> bool:
     """Whether attention could be computed in this module's own forward.
 
-    The layers of `torch.nn` that have no children do not attend, and there are many of them; nor
-    does a forward that names nothing but the module's children. What `torch.compile` puts around a
+    The layers of `torch.nn` and the activations of transformers that have no children do not
+    attend, and there are many of them; nor does a forward that names nothing but the module's
+    children. What `torch.compile` puts around a
     module is at work only when the module is.
     """
     if hasattr(module, "_orig_mod"):
         return False
     if _ATTENDS.search(type(module).__name__):
         return True
-    if type(module).__module__.startswith("torch.nn.modules"):
+    if type(module).__module__.startswith(("torch.nn.modules", "transformers.activations")):
         return next(module.children(), None) is not None
     return not _only_calls_children(module)
 

@@ -375,7 +375,9 @@ def _handed(part: Part, like: Tensor, tap: Tap | None) -> Any:
 def unrounded(device: torch.device) -> AbstractContextManager[Any]:
     """Arithmetic as it is written, whatever autocast is about to make of it."""
     known = device.type in ("cpu", "cuda") or torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if known else nullcontext()
+    if not known or not torch.is_autocast_enabled(device.type):  # a block costs more than to ask
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _multiplied(

@@ -42,6 +42,8 @@ def test_parts_that_are_only_named_after_attention_do_not_count():
     assert not looks_like_attention(SelfAttentionOutput())
     assert worth_a_hook(nn.MultiheadAttention(16, 4)) and worth_a_hook(FusedAttention())
     assert not worth_a_hook(nn.Linear(2, 2))
+    activations = pytest.importorskip("transformers.activations")
+    assert not worth_a_hook(activations.GELUActivation())
 
 
 def test_a_forward_that_only_calls_children_has_no_hook():
