@@ -234,6 +234,7 @@ class AttentionMap:
 
         Counts and yes or no become numbers of single precision.
         """
+        cells = torch.as_tensor(cells)  # a list or an array is as good
         if cells.ndim != 2:
             raise ValueError(
                 f"cells are (b, k), a row a sample, and these are {tuple(cells.shape)}; flatten(1) "

@@ -22,9 +22,12 @@ def four(tensor: Tensor, heads: int) -> Tensor:
     return tensor.flatten(0, -4)
 
 
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "head_num", "heads")
+
+
 def heads_of(module: nn.Module) -> int:
     """How many heads a module says it has; 1 if it says nothing."""
-    for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"):
+    for name in _HEADS:
         count = getattr(module, name, None)
         if isinstance(count, int):
             return count

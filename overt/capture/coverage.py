@@ -10,6 +10,7 @@ from torch import nn
 from overt.capture.places import (
     FAILED,
     FLEX,
+    GRAPH,
     few,
     in_compiled,
     is_compiled,
@@ -52,7 +53,8 @@ def verify(
         return
     names = {module: name or type(module).__name__ for name, module in bare.named_modules()}
     if missed:
-        remedy = _COMPILED if in_compiled(model, missed[0]) else _remedy(missed[0])
+        graphed = (GRAPH, missed[0]) in events or in_compiled(model, missed[0])
+        remedy = _COMPILED if graphed else _remedy(missed[0])
         raise Unseen(
             f"{len(missed)} of {len(ran)} attention modules ran and were not seen: "
             f"{few([names[module] for module in missed])}. {remedy} "
@@ -100,11 +102,12 @@ def _remedy(module: nn.Module) -> str:
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         return f"{kind} is TorchScript, which nothing can look into; load the Python model."
-    config = getattr(module, "config", None)
-    if getattr(config, "_attn_implementation", None) is not None:
+    chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    if chosen not in (None, "eager"):  # what is set already would be no help
+        ways = '("eager")' if chosen == "sdpa" else '("sdpa") or "eager"'
         return (
             "They attend in a way that PyTorch does not show; "
-            'model.set_attn_implementation("sdpa") or "eager" does show it.'
+            f"model.set_attn_implementation{ways} does show it."
         )
     return (
         f"{kind} attends in a way that PyTorch does not show (a custom kernel, a softmax over "

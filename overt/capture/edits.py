@@ -86,19 +86,35 @@ def changed(
         )
         if isinstance(edit, Bias):
             extra = edit.make(call)
-            source = source if extra is None else _biased(source, extra)
+            source = source if extra is None else _biased(source, _fitting(extra, call))
         else:
             source = _replaced(call, edit(call, source.weights()))
     return source
 
 
-def _replaced(call: Call, weights: Tensor) -> Written:
+def _replaced(call: Call, weights: Any) -> Written:
+    if not isinstance(weights, Tensor):
+        raise TypeError(
+            f"the edit of {call.name or 'the model'} gave {type(weights).__name__} where weights "
+            "are wanted, a tensor; return those that it was given to leave a call as it is"
+        )
     if tuple(weights.shape) != call.shape:
         raise ValueError(
-            f"the edit of {call.name} gave weights of shape {tuple(weights.shape)} "
+            f"the edit of {call.name or 'the model'} gave weights of shape {tuple(weights.shape)} "
             f"where {call.shape} were expected"
         )
     return Written(weights, Kind.AMOUNT)
+
+
+def _fitting(extra: Tensor, call: Call) -> Tensor:
+    """What a `Bias` adds; it has to broadcast to the scores."""
+    sides = zip(reversed(extra.shape), reversed(call.shape), strict=False)
+    if extra.ndim > 4 or any(one not in (1, wanted) for one, wanted in sides):
+        raise ValueError(
+            f"the bias of {call.name or 'the model'} has the shape {tuple(extra.shape)}, which "
+            f"does not broadcast to scores of {call.shape}"
+        )
+    return extra
 
 
 def _biased(source: Projected | Written, extra: Tensor) -> Projected | Written:

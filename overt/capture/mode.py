@@ -213,12 +213,26 @@ def _multi_head(mode: Watching, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     HERE.heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
     query = kwargs["query"] if "query" in kwargs else args[0]
     key = kwargs["key"] if "key" in kwargs else args[1]
-    HERE.cross = key is not query
+    HERE.cross = _apart(query, key)
     try:
         with mode:
             return _MULTI_HEAD(*args, **kwargs)
     finally:
         HERE.heads, HERE.cross = before
+
+
+def _apart(query: Tensor, key: Tensor) -> bool | None:
+    """Whether keys are others than queries; None where only names could tell.
+
+    `nn.MultiheadAttention` turns its arguments one by one where values are not the keys.
+    """
+    if key is query:
+        return False
+    if query.shape != key.shape:
+        return True
+    if torch.compiler.is_compiling() or _transformed():
+        return None
+    return (query.data_ptr(), query.stride()) != (key.data_ptr(), key.stride())
 
 
 def _flex(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -74,12 +74,14 @@ class Here(threading.local):
         self.cross: bool | None = None
         self.traces: dict[int, Any] = {}
         self.product: Any = None  # the last one that met no softmax, which may be the scores
+        self.copied: Any = None  # the last mask that was copied: its id, version, copy and itself
         self.steps = 0
 
 
 HERE = Here()
 FLEX = "flex"  # marks the event of a call that does not know its module
 FAILED = "failed"  # marks the event of a module that ended without a result
+GRAPH = "graph"  # marks the event of a module that ran inside of a compiled graph
 
 
 def _at_work(module: nn.Module) -> bool:
@@ -97,7 +99,10 @@ def _entering_attention(module: nn.Module, inputs: Any) -> None:
     """A forward pre-hook of a module that should be seen attending."""
     if HERE.watchers and not _at_work(module):
         HERE.stack.append(module)
-        if torch.compiler.is_compiling() or checkpoints.current() is not checkpoints.Pass.AGAIN:
+        if torch.compiler.is_compiling():
+            HERE.events.add((GRAPH, module))
+            HERE.events.add(module)
+        elif checkpoints.current() is not checkpoints.Pass.AGAIN:
             HERE.events.add(module)
 
 

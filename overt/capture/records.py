@@ -77,6 +77,22 @@ def _kept(record: Record) -> Record:
 
     The output is nobody's cache, and a copy of it would not lead to a target.
     """
-    if not _lasting(record.source):
-        return record
-    return replace(record.copied(), output=record.output)
+    if _lasting(record.source):
+        return replace(record.copied(), output=record.output)
+    if isinstance(record.source, Projected):
+        bias, allowed = (_lasting_mask(one) for one in (record.source.bias, record.source.allowed))
+        if bias is not record.source.bias or allowed is not record.source.allowed:
+            return replace(record, source=replace(record.source, bias=bias, allowed=allowed))
+    return record
+
+
+def _lasting_mask(mask: Tensor | None) -> Tensor | None:
+    """A mask, copied if it was filled in place: it may be again, as a buffer of every call is."""
+    return mask if mask is None or mask.is_inference() or not mask._version else _own(mask)
+
+
+def _own(mask: Tensor) -> Tensor:
+    """A copy of a mask, the same one for all layers that are given the same mask."""
+    if HERE.copied is None or HERE.copied[:2] != (id(mask), mask._version):
+        HERE.copied = (id(mask), mask._version, mask.clone(), mask)
+    return HERE.copied[2]

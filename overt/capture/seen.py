@@ -225,6 +225,9 @@ class Seen:
         all_queries, all_keys = self.layouts(self.calls)
         at, queries = resolve(all_queries, query)
         if rows is not None:
+            if not isinstance(rows, Tensor) or rows.ndim != 2:
+                found = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+                raise TypeError(f"rows are a row of numbers a sample, (b, s), and not {found}")
             at, queries = _picked(at, rows), numbered(rows.shape[1], "rows")
         to, keys = resolve(all_keys, key)
         b = self.calls[0].shape[0]

@@ -165,7 +165,7 @@ class Session:
         if not HERE.watchers:
             HERE.stack.clear()
             HERE.traces.clear()
-            HERE.product = None
+            HERE.product = HERE.copied = None
             HERE.events = Chain()
 
     # --- what the routes ask

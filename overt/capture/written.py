@@ -80,7 +80,7 @@ class Trace:
 
     `clean` is the same without dropout, which had the rate `rate`; `mixed` when something else than
     those came between, so that its logits say nothing about it; `piece` when the first columns are
-    missing.
+    missing. `version` counts how often it had been written in place by then.
     """
 
     origin: Softmax
@@ -91,6 +91,7 @@ class Trace:
     mixed: bool = False
     piece: bool = False
     heads: int | None = None  # None when the module says how many there are
+    version: int = 0
 
     @property
     def module(self) -> nn.Module:
@@ -102,13 +103,14 @@ class Trace:
 class Pooled:
     """The shares of one query a sample, (b, k) or (b, k, 1), on their way to the values.
 
-    `clean` and `rate` are those of `Trace`. The logits of the origin are (b, 1, 1, k).
+    `clean`, `rate` and `version` are those of `Trace`. The logits of the origin are (b, 1, 1, k).
     """
 
     origin: Softmax
     tensor: Tensor
     clean: Tensor
     rate: float = 0.0
+    version: int = 0
 
     @property
     def module(self) -> nn.Module:
@@ -122,6 +124,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _product(func, args, kwargs)
     if func in _TIMES:
         return _times(func, args, kwargs)
+    before = _before_dropout(func, args, kwargs)
     result = func(*args, **kwargs)
     if not isinstance(result, Tensor) or result.ndim < 2:
         return result
@@ -130,15 +133,42 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _begin(args[0] if args else kwargs["input"], axis, result)
         return result
     trace = _known(args[0] if args else kwargs.get("input"))
-    if trace is not None and result is not trace.tensor:
+    if before is not None:
+        _note(replace(before, tensor=result, rate=_rate(args, kwargs)))
+    elif trace is not None and result is not trace.tensor:
         if func in _DROPOUT:
-            rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-            _note(replace(trace, tensor=result, rate=rate))
+            _note(replace(trace, tensor=result, rate=_rate(args, kwargs)))
         elif isinstance(trace, Pooled):
             _turned(trace, result)
         elif func in _SAME and result.ndim > 2:
             _same(func, args, kwargs, trace, result)
     return result
+
+
+def _rate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    return float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
+
+
+def _before_dropout(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Trace | Pooled | None:
+    """What is known of weights that dropout is about to overwrite, with a copy of them; or None."""
+    if func is not F.dropout or not (args[3] if len(args) > 3 else kwargs.get("inplace", False)):
+        return None
+    trace = _known(args[0] if args else kwargs.get("input"))
+    if trace is None or trace.clean is not trace.tensor:
+        return trace
+    return replace(trace, clean=trace.clean.clone())
+
+
+def _overwritten(trace: Trace | Pooled) -> bool:
+    """Whether the weights were written in place since they were noted: not by a softmax, then."""
+    return _version(trace.tensor) != trace.version
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written in place; inference mode does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _begin(given: Tensor, axis: int | None, result: Tensor) -> None:
@@ -159,12 +189,17 @@ def _row(shares: Tensor) -> Tensor:
 
 
 def _note(trace: Trace | Pooled) -> None:
-    HERE.traces[id(trace.tensor)] = trace
+    HERE.traces[id(trace.tensor)] = replace(trace, version=_version(trace.tensor))
 
 
 def _known(tensor: Any) -> Trace | Pooled | None:
+    """What is known of a tensor; one that was written in place since is a mixture of its own."""
     trace = HERE.traces.get(id(tensor))
-    return trace if trace is not None and trace.tensor is tensor else None
+    if trace is None or trace.tensor is not tensor:
+        return None
+    if isinstance(trace, Trace) and not trace.mixed and _overwritten(trace):
+        return replace(trace, clean=tensor, mixed=True)
+    return trace
 
 
 def _same(func: Any, args: Any, kwargs: Any, trace: Trace, result: Tensor) -> None:
@@ -213,7 +248,10 @@ def _gather(
 ) -> Any:
     """The shares of one query times the values, remembered, with the edits of whoever watches."""
     source: Projected | Written
-    source = Written(_row(trace.clean), Kind.PROBABILITY, trace.origin.logits)
+    if _overwritten(trace):
+        source = Written(_row(trace.tensor), Kind.SIGNED)
+    else:
+        source = Written(_row(trace.clean), Kind.PROBABILITY, trace.origin.logits)
     edits = edits_of(trace.module)
     if edits:
         source = changed(trace.module, Route.SOFTMAX, source, values, edits)

@@ -98,6 +98,11 @@ def check_what_is_not_seen_compiled_is_seen_as_the_refusal_says(x):
             out = model(x)
         assert len(seen) == 1
         torch.testing.assert_close(out, model(x))
+    torch._dynamo.reset()
+    inner = Stack(WrittenAttention()).eval()
+    around = torch.compile(inner, backend="eager")
+    with pytest.raises(Unseen, match="set_stance"), watch(inner):  # and not what was compiled
+        around(x)
 
 
 class Windowed(nn.Module):

@@ -42,5 +42,8 @@ def test_sdpa_of_other_shapes(shape, expected):
 def test_numbers_of_heads():
     assert heads_of(Folded()) == 4
     assert heads_of(nn.Identity()) == 1
+    named = nn.Identity()
+    named.nhead = 3
+    assert heads_of(named) == 3
     with pytest.raises(ValueError, match="no axis of samples"):
         four(torch.zeros(2, 2), 1)

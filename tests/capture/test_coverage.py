@@ -73,6 +73,13 @@ def test_hugging_face_modules_are_told_how_to_switch():
     module.config = type("Config", (), {"_attn_implementation": "magic"})()
     with pytest.raises(Unseen, match=r'set_attn_implementation\("sdpa"\)'):
         verify(module, module, {module}, [(module,), module], [])
+    module.config._attn_implementation = "sdpa"
+    with pytest.raises(Unseen, match=r'set_attn_implementation\("eager"\) does'):
+        verify(module, module, {module}, [(module,), module], [])
+    module.config._attn_implementation = "eager"  # there is nothing left to switch to
+    with pytest.raises(Unseen, match="a custom kernel") as refused:
+        verify(module, module, {module}, [(module,), module], [])
+    assert "set_attn" not in str(refused.value)
 
 
 def test_flex_attention_of_nobody():

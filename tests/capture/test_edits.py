@@ -117,6 +117,25 @@ def test_an_edit_of_the_wrong_shape_is_said():
         model(x)
 
 
+def test_an_edit_that_gives_nothing_and_a_bias_that_does_not_fit_are_said():
+    model, x = make()
+    with (
+        pytest.raises(TypeError, match=r"the edit of layers.0 gave NoneType where weights"),
+        watch(model, edit=lambda call, weights: None),
+    ):
+        model(x)
+    with (
+        pytest.raises(ValueError, match=r"layers.0 has the shape \(7,\), which does not broadcast"),
+        watch(model, edit=Bias(lambda call: torch.zeros(7))),
+    ):
+        model(x)
+    with (
+        pytest.raises(ValueError, match="the edit of the model gave weights"),
+        watch(model.layers[0], edit=lambda call, weights: weights[..., :1]),
+    ):
+        model(x)
+
+
 def test_gradients_flow_through_an_edit():
     model, x = make()
     factor = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)

@@ -174,3 +174,19 @@ def test_forward_mode_differentiation_is_left_alone(x):
         with watch(model):
             found = forward_ad.unpack_dual(model(forward_ad.make_dual(x, x))).tangent
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_keys_with_positions_added_to_queries_too_are_no_cross_attention(first):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(16, 4, batch_first=first)
+
+        def forward(self, x, other):
+            both = x + 1
+            return self.attend(both, both, x)[0] + self.attend(both, other, other)[0]
+
+    with watch(model := Block()) as seen:
+        model(torch.randn(3, 3, 16), torch.randn(3, 3, 16))
+    assert [call.cross for call in seen.calls] == [False, True]

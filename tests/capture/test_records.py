@@ -88,3 +88,25 @@ def test_a_pass_is_read_as_it_was_after_its_keys_were_written_over():
     first = seen.at(0)
     torch.testing.assert_close(first.map().weights, expected)
     torch.testing.assert_close(first.log_block(places, places).weights, expected)
+
+
+def test_a_mask_that_is_filled_anew_is_copied_once_for_all_layers():
+    class Attend(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.zeros(1, 1, 4, 4))
+
+        def forward(self, x, hidden):
+            self.mask.zero_().masked_fill_(hidden, -torch.inf)
+            attend = torch.nn.functional.scaled_dot_product_attention
+            return attend(attend(x, x, x, self.mask), x, x, self.mask)
+
+    model, x = Attend(), torch.randn(2, 1, 4, 3)
+    with watch(model) as seen:
+        for hidden in (3, 0):
+            model(x, torch.arange(4) == hidden)
+    for call, hidden in zip(seen.calls, (3, 3, 0, 0), strict=True):
+        weights = call.weights()
+        assert (weights[..., hidden] == 0).all() and (weights > 0).sum() == 2 * 4 * 3
+    first, second, third, _ = (call.source.bias for call in seen.calls)
+    assert first is second and third is not second and HERE.copied is None

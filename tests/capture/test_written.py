@@ -365,3 +365,68 @@ def test_shares_that_meet_no_values_are_no_attention():
     model = PoolingAttention(elsewhere)
     with pytest.raises(Unseen, match="ran and were not seen"), watch(model):
         model(torch.randn(4, 5, 8))
+
+
+def over(write):
+    """Weights that are written over in place, by `write`, which gives what meets the values."""
+
+    def attend(s, x):
+        weights = s.softmax(-1)
+        attend.clean = weights.detach().clone()
+        weights = write(weights)
+        attend.used = weights.detach().clone()
+        return weights @ x
+
+    return attend
+
+
+OVER = {
+    "item": lambda w: w.index_fill_(-1, torch.tensor([1]), 0),
+    "times": lambda w: w.mul_(0.5),
+    "filled": lambda w: w.masked_fill_(w > 0.3, 0),
+    "cast": lambda w: w.double().float().mul_(0.5),
+}
+
+
+@pytest.mark.parametrize("write", OVER.values(), ids=OVER.keys())
+def test_weights_that_are_changed_in_place_are_those_that_were_used(write):
+    torch.manual_seed(0)
+    attend = over(write)
+    model, x = ByHand(attend), torch.randn(2, 5, 8)
+    with torch.no_grad(), watch(model) as seen:
+        model(x)
+    found = seen.map()
+    assert found.kind is Kind.SIGNED
+    torch.testing.assert_close(found.weights[:, 0, 0], attend.used, rtol=0, atol=0)
+    every = torch.arange(5).repeat(2, 1)
+    block = seen.block(every, every).weights[:, 0, 0]
+    torch.testing.assert_close(block, attend.used, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="have no logarithms"):
+        seen.log_block(every, every)
+
+
+def test_dropout_in_place_is_left_out_as_any_other():
+    torch.manual_seed(0)
+    attend = over(nn.Dropout(0.5, inplace=True))
+    model, x = ByHand(attend), torch.randn(2, 5, 8)
+    with torch.no_grad(), watch(model) as seen:
+        out = model(x)
+    assert seen.map().kind is Kind.PROBABILITY
+    torch.testing.assert_close(seen.map().weights[:, 0, 0], attend.clean, rtol=0, atol=0)
+    torch.testing.assert_close(out, attend.used @ x)
+
+
+def test_additive_attention_that_is_changed_in_place_is_no_probability():
+    class Pooling(nn.Module):
+        def forward(self, x):
+            shares = x.sum(-1).softmax(-1).mul_(0.5)
+            return torch.einsum("bk,bkd->bd", shares, x)
+
+    class PoolingAttention(Pooling):
+        pass
+
+    model, x = PoolingAttention(), torch.randn(2, 5, 8)
+    with watch(model) as seen:
+        model(x)
+    assert seen.map().kind is Kind.SIGNED
+    torch.testing.assert_close(seen.map().weights[:, 0, 0, 0], x.sum(-1).softmax(-1) / 2)

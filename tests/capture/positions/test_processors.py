@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from overt.capture.positions.processors import image_geometry, tile_geometries, transform_geometry
-from overt.capture.positions.ramps import NotAffine
+from overt.capture.positions.ramps import NotAffine, TooSmall
 
 transformers = pytest.importorskip("transformers", reason="processors come from transformers")
 
@@ -273,3 +273,22 @@ def test_a_transform_that_tosses_a_coin_is_refused():
     torch.manual_seed(0)
     with pytest.raises(NotAffine, match="random"):
         transform_geometry(transform, [(60, 100)])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (1, 3000), (300, 1), (5, 300)])
+def test_a_photo_too_small_to_measure_is_no_fault_of_the_processor(size):
+    with pytest.raises(TooSmall, match="the picture is too small to tell where ViT") as refused:
+        image_geometry(build("vit"), [size])
+    said = str(refused.value)
+    assert f"it has {size[0]} x {size[1]} pixels, too few" in said and "Give a larger one" in said
+    assert "more to a photo" not in said and "turned" not in said
+
+
+def test_a_small_photo_does_not_hide_a_transform_that_is_random():
+    def transform(picture):
+        return picture.resize((32, 32)).rotate(90 * int(torch.randint(4, ())))
+
+    torch.manual_seed(0)
+    with pytest.raises(NotAffine, match="random") as refused:
+        transform_geometry(transform, [(12, 16)])
+    assert not isinstance(refused.value, TooSmall)
