@@ -1,4 +1,8 @@
-"""How alike are two maps? Only keys that both may see are compared."""
+"""How alike are two maps? Only keys that both may see are compared.
+
+`sim`, `kl` and `js` read weights as shares of a whole, and are not defined where one is below 0;
+correlations ask for order or height, and take weights of any sign.
+"""
 
 import torch
 from jaxtyping import Bool, Float
@@ -47,7 +51,10 @@ def cc(attention: AttentionMap, truth: AttentionMap) -> Measured:
 
 @measured("SIM", "share", higher_is_better=True, low=0.0, high=1.0)
 def sim(attention: AttentionMap, truth: AttentionMap) -> Measured:
-    """`sum_k min(a, t)`: what two distributions have in common. One less it is `moved`."""
+    """`sum_k min(a, t)`: what two distributions have in common. One less it is `moved`.
+
+    Not defined where either map is empty or has a weight below 0.
+    """
     ours, theirs = _distributions(attention, truth)
     common = torch.minimum(ours, theirs).sum(dim=-1)
     return defined(common.clamp_max(1), _both(ours, theirs))
@@ -78,7 +85,8 @@ def _varies(values: Float[Tensor, "b k"], seen: Bool[Tensor, "b k"]) -> Bool[Ten
 def kl(attention: AttentionMap, truth: AttentionMap) -> Measured:
     """`sum_k t log(t / a)`: what it costs to take the attention for the truth.
 
-    Infinite where the attention has no weight on a cell of the truth; `js` is always finite.
+    Infinite where the attention has no weight on a cell of the truth; `js` is always finite. Not
+    defined where either map is empty or has a weight below 0.
     """
     ours, theirs = _distributions(attention, truth)
     return defined(_relative(theirs, ours), _both(ours, theirs))
@@ -86,7 +94,10 @@ def kl(attention: AttentionMap, truth: AttentionMap) -> Measured:
 
 @measured("JS", "nats", higher_is_better=False, low=0.0, high=0.6931472)
 def js(attention: AttentionMap, truth: AttentionMap) -> Measured:
-    """Jensen-Shannon divergence: the cost of taking the mean of both for each; at most ln 2."""
+    """Jensen-Shannon divergence: the cost of taking the mean of both for each; at most ln 2.
+
+    Not defined where either map is empty or has a weight below 0.
+    """
     ours, theirs = _distributions(attention, truth)
     middle = (ours + theirs) / 2
     mean = (_relative(ours, middle) + _relative(theirs, middle)) / 2

@@ -6,26 +6,49 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.data.answers import Reading, as_published, vqa_scores
+from overt.errors import BadInput
 from overt.measure.measured import Measured, defined, measured
 
 
 @measured("accuracy", "share", higher_is_better=True, low=0.0, high=1.0)
 def accuracy(logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> Measured:
-    """1 where the largest logit is the label's, else 0; not defined where the label is negative."""
-    return defined((logits.argmax(dim=-1) == labels).double(), labels >= 0)
+    """1 where the largest logit is the label's, else 0.
+
+    Not defined where the label is negative, or a logit is NaN. A label that is no class is refused
+    on a CPU; on a card, which would have to wait for it, its sample is not defined.
+    """
+    there = labelled(labels, logits.shape[-1]) & ~logits.isnan().any(dim=-1)
+    return defined((logits.argmax(dim=-1) == labels).double(), there)
+
+
+def labelled(labels: Int[Tensor, " b"], classes: int) -> Bool[Tensor, " b"]:
+    """Which samples are labelled with a class; below 0 none is known.
+
+    On a CPU, where it costs no wait, a label that is no class is told in a sentence.
+    """
+    beyond = labels >= classes
+    if beyond.device.type == "cpu" and beyond.any():
+        row = int(beyond.nonzero()[0])
+        raise BadInput(
+            f"row {row} is labelled {int(labels[row])}, and there are {classes} classes, 0 to "
+            f"{classes - 1}; a sample without a class is labelled below 0"
+        )
+    return (labels >= 0) & ~beyond
 
 
 @measured("soft accuracy", "share", higher_is_better=True, low=0.0, high=1.0)
 def soft_accuracy(logits: Float[Tensor, "b c"], answers: Float[Tensor, "b c"]) -> Measured:
     """What the answer with the largest logit is worth; `answers` scores every class.
 
-    With `vqa_scores` this is the accuracy of VQA. A question that no class answers counts 0.
+    With `vqa_scores` this is the accuracy of VQA. A question that no class answers counts 0. Not
+    defined where a logit is NaN.
     """
-    return answers.gather(-1, logits.argmax(dim=-1, keepdim=True))[:, 0].float()
+    worth = answers.gather(-1, logits.argmax(dim=-1, keepdim=True))[:, 0]
+    return defined(worth, ~logits.isnan().any(dim=-1))
 
 
 @measured("VQA accuracy", "share", higher_is_better=True, low=0.0, high=1.0)

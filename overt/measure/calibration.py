@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from overt.measure.answers import labelled
 from overt.measure.measured import Measured, defined, measured
 
 Edges = Callable[[Float[Tensor, " n"], int], Float[Tensor, " e"]]
@@ -38,9 +39,11 @@ class Reliability:
         """The expected calibration error (eq. 3): the mean gap, bins by their share of samples.
 
         It depends on the bins, and is above 0 for few samples even of a calibrated model: compare
-        numbers of the same bins and the same samples only. NaN without samples.
+        numbers of the same bins and the same samples only. NaN without samples, and where a bin
+        that is not empty has no gap.
         """
-        return float((self.gap.abs().nan_to_num(0) * self.count).sum() / self.count.sum())
+        gaps = torch.where(self.count > 0, self.gap.abs(), 0)
+        return float((gaps * self.count).sum() / self.count.sum())
 
     @property
     def mce(self) -> float:
@@ -56,11 +59,11 @@ def brier(logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> Measured:
     Brier, "Verification of forecasts expressed in terms of probability", Monthly Weather Review
     1950. Its mean is least for a model that says how sure it is, which no share of right answers
     rewards, and unlike the error of `reliability` it is a number of each sample. Not defined where
-    the label is negative.
+    the label is negative, or a logit is NaN; a label that is no class is as in `accuracy`.
     """
-    there = labels >= 0
+    there = labelled(labels, logits.shape[-1])
     chances = logits.double().softmax(dim=-1)
-    right = chances.gather(-1, labels.clamp_min(0)[:, None])[:, 0]
+    right = chances.gather(-1, labels.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]
     return defined(chances.square().sum(dim=-1) - 2 * right + 1, there).clamp(0, 2)
 
 
@@ -90,7 +93,8 @@ def reliability(
 ) -> Reliability:
     """How often the class with the largest probability is right, by how large that is.
 
-    Samples with a negative label are left out. `reliability(...).ece` is the calibration error.
+    Samples with a negative label, or with logits that are no probabilities (NaN, or infinite), are
+    left out. `reliability(...).ece` is the calibration error.
 
     >>> logits = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.4, 0.6]]).log()
     >>> found = reliability(logits, torch.tensor([0, 1, 0, 1]), bins=2)
@@ -99,9 +103,10 @@ def reliability(
     """
     if bins < 1:
         raise ValueError(f"{bins} bins hold no sample; take 1 at least")
-    known = labels >= 0
-    highest, chosen = logits[known].detach().double().softmax(dim=-1).max(dim=-1)
-    right = (chosen == labels[known]).double()
+    highest, chosen = logits.detach().double().softmax(dim=-1).max(dim=-1)
+    known = labelled(labels, logits.shape[-1]) & ~highest.isnan()
+    right = (chosen == labels)[known].double()
+    highest = highest[known]
     lines = edges(highest, bins)
     place = torch.bucketize(highest, lines[1:-1])  # a sample on an edge belongs below it
     count = torch.bincount(place, minlength=bins)

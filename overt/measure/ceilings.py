@@ -17,7 +17,7 @@ import torch
 from einops import rearrange, repeat
 
 from overt.attention import AttentionMap, Form, Kind
-from overt.measure.measured import Measured, defined
+from overt.measure.measured import Measured, below_zero, defined
 
 Compare = Callable[[AttentionMap, AttentionMap], Measured]
 
@@ -26,13 +26,15 @@ def left_out(people: AttentionMap) -> AttentionMap:
     """For each person the mean of all others, one query a person.
 
     Each of the others counts the same: maps are shares of what a person did. A person who is not
-    there, who did nothing, or who was alone, is predicted by nobody and sees no key.
+    there, who did nothing, whose map has a weight below 0, or who was alone, is predicted by nobody
+    and sees no key.
     """
     _one_head(people)
     if people.kind is Kind.SIGNED:
         raise ValueError("signed weights have no mean that is a map; take their positive part")
     seen = people.visible
     weights = people.weights.double()[:, 0, 0].masked_fill(~seen, 0)
+    weights = weights.masked_fill(below_zero(weights)[..., None], 0)
     total = weights.sum(dim=-1, keepdim=True)
     there = (total > 0).double()
     shares = weights / torch.where(total > 0, total, 1)

@@ -28,9 +28,14 @@ def top_cells(
 def mass_cells(
     attention: AttentionMap, generator: torch.Generator, share: float = 0.5
 ) -> Bool[Tensor, "b k"]:
-    """The fewest cells that hold `share` of the attention between them, random ones of equals."""
+    """The fewest cells that hold `share` of the attention between them, random ones of equals.
+
+    None of a row with a weight below 0, which has no shares.
+    """
     weights, seen = row(attention)
-    each = shares(weights, attention.kind).nan_to_num(0)
+    each = shares(weights, attention.kind)
+    seen = seen & ~each.isnan()
+    each = each.nan_to_num(0)
     order = descending(each, shuffle(each, generator))
     ordered = each.gather(-1, order)
     before = ordered.cumsum(dim=-1) - ordered

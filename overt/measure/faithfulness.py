@@ -56,7 +56,10 @@ def insertion(decide: Decide, cells: Bool[Tensor, "b k"]) -> Measured:
 
 @measured("flips", "share", higher_is_better=True, low=0.0, high=1.0)
 def flips(decide: Decide, cells: Bool[Tensor, "b k"]) -> Measured:
-    """1 where the answer is another one once `cells` are removed, else 0."""
+    """1 where the answer is another one once `cells` are removed, else 0.
+
+    Not defined where the logits are NaN before or after, or there is no cell to remove.
+    """
     return removed(decide, cells).flips
 
 
@@ -98,6 +101,8 @@ def contrast(
     Where weights tie it chooses at random, so that a flat map does as well as random cells. All
     that is random comes from `generator`: the same state gives the same numbers.
     """
+    if draws < 1:
+        raise ValueError(f"{draws} draws leave no random cells to compare with; take 1 at least")
     _, seen = row(attention)
     # drawn before ties are broken: the random cells are the same whichever way a map is read
     shuffles = [shuffle(seen, generator) for _ in range(draws)]
@@ -118,13 +123,13 @@ def contrast(
 def _removed(decide: Decide, cells: Bool[Tensor, "b k"], whole: Float[Tensor, "b c"]) -> Removed:
     without, alone = probabilities(decide, ~cells), probabilities(decide, cells)
     answer = whole.argmax(dim=-1, keepdim=True)
-    some = cells.any(dim=-1)
+    some = cells.any(dim=-1) & ~whole.isnan().any(dim=-1)
     fallen = (whole.gather(-1, answer) - without.gather(-1, answer))[:, 0]
     other = (without.argmax(dim=-1, keepdim=True) != answer)[:, 0]
     return Removed(
         deletion=defined(fallen, some),
         insertion=defined(alone.gather(-1, answer)[:, 0], some),
-        flips=defined(other.double(), some),
+        flips=defined(other.double(), some & ~without.isnan().any(dim=-1)),
     )
 
 

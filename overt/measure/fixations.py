@@ -73,7 +73,8 @@ def information_gain(
 
     Kümmerer, Wallis and Bethge 2015. The prior is a density, such as `centre`, or `mean_of_others`
     of people's own: below 0 the map is worth less than knowing that people look at the middle. Both
-    are read as shares, with a floor of 2.2e-16 as in the published code.
+    are read as shares, with a floor of 2.2e-16 as in the published code. Not defined where either
+    has a weight below 0.
     """
     ours, counts, _ = rows(attention, fixations)
     expected, _, _ = rows(prior, fixations)

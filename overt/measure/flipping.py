@@ -31,7 +31,8 @@ Keep = Callable[[Bool[Tensor, "b k"]], Bool[Tensor, "b k"]]
 class Curve:
     """The probability of the answer first given, at each share of the keys.
 
-    `changed` says where the answer is another one. `there` is False for a sample without keys.
+    `changed` says where the answer is another one. `there` is False for a sample without keys, or
+    without an answer first given: its logits are NaN.
     """
 
     shares: tuple[float, ...]
@@ -156,12 +157,12 @@ def flip_share(
 
     Serrano and Smith, "Is Attention Interpretable?", ACL 2019, https://arxiv.org/abs/1906.03731,
     section 5, where weights of attention are set to zero: see `interventions` for that. No finer
-    than `shares`.
+    than `shares`. Not defined where the logits are NaN at any of them.
     """
     curve = deletion_curve(decide, attention, generator, shares)
     at = torch.tensor(curve.shares, dtype=torch.float64, device=curve.probability.device)
     least = torch.where(curve.changed, at[:, None], 1.0).amin(dim=0)
-    return defined(least, curve.there)
+    return defined(least, curve.there & ~curve.probability.isnan().any(dim=0))
 
 
 def _some(shares: Sequence[float]) -> Sequence[float]:
@@ -193,7 +194,9 @@ def _curve(
         whole.gather(-1, answer)[:, 0],
         torch.stack(heights),
         torch.stack(changed),
-        seen.any(dim=-1) & (attention.weights != 0).flatten(1).any(dim=-1),
+        seen.any(dim=-1)
+        & (attention.weights != 0).flatten(1).any(dim=-1)
+        & ~whole.isnan().any(dim=-1),
     )
 
 

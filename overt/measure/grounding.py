@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap, Kind
 from overt.geometry import RegionGeometry
-from overt.measure.measured import Measured, defined, measured
+from overt.measure.measured import Measured, below_zero, defined, measured
 
 Grounded = Float[Tensor, "b l h"]  # NaN where a sample has no grounded row
 
@@ -24,11 +24,12 @@ def grounding_mass(attention: AttentionMap, truth: AttentionMap) -> Grounded:
     """The share of what a row gives to the block's keys that falls on those of the truth.
 
     Renormalised over the block, as the direct loss is. `reach` says how much there was to share.
+    Rows with a weight below 0 do not count: they have no shares.
     """
     weights, inside, rows = _lined(attention, truth)
     total = weights.sum(dim=-1)
     shares = (weights * inside).sum(dim=-1) / torch.where(total > 0, total, 1)
-    return _over_rows(shares, rows, total > 0)
+    return _over_rows(shares, rows, (total > 0) & ~below_zero(weights))
 
 
 @measured("grounding accuracy", "share", higher_is_better=True, low=0.0, high=1.0)
@@ -48,6 +49,7 @@ def reach(attention: AttentionMap, truth: AttentionMap) -> Grounded:
     """How much of its attention a grounded row gives to the block at all, before renormalising.
 
     The direct loss has no gradient on it: grounding can be perfect beside a sink that takes 99.9 %.
+    Rows with a weight below 0 do not count.
     """
     if attention.kind is Kind.PROBABILITY:
         raise ValueError(
@@ -55,7 +57,7 @@ def reach(attention: AttentionMap, truth: AttentionMap) -> Grounded:
             "seen.block(...) or attention.block(...), not log_block or between"
         )
     weights, _, rows = _lined(attention, truth)
-    return _over_rows(weights.sum(dim=-1), rows, torch.ones_like(rows))
+    return _over_rows(weights.sum(dim=-1), rows, ~below_zero(weights))
 
 
 @measured("pointing at boxes", "share", higher_is_better=True, low=0.0, high=1.0)
@@ -90,13 +92,14 @@ def located(
 
     Accuracy of referring-expression comprehension. With true boxes for candidates it is accuracy
     of the choice; with detected ones it also asks that a good box was proposed. Not defined where a
-    sample has no candidate.
+    sample has no candidate, or one with a logit that is NaN.
     """
     there = torch.ones_like(logits, dtype=torch.bool) if present is None else present
     best = logits.masked_fill(~there, -torch.inf).argmax(dim=-1)
     chosen = boxes.gather(1, best[:, None, None].expand(-1, 1, 4))
     found = RegionGeometry(meant[:, None]).overlap(chosen)[:, 0, 0]
-    return defined((found >= overlap).double(), there.any(dim=-1))
+    known = ~(logits.isnan() & there).any(dim=-1)
+    return defined((found >= overlap).double(), there.any(dim=-1) & known)
 
 
 def by_layer_and_head(

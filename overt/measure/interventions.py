@@ -166,9 +166,10 @@ def output_change(run: Run, edit: Edit | Bias) -> Measured:
 
 @measured("edit flips", "share", higher_is_better=None, low=0.0, high=1.0)
 def edit_flips(run: Run, edit: Edit | Bias) -> Measured:
-    """1 where the answer is another one under the edit, else 0."""
-    before, after = (_distribution(run, one).argmax(dim=-1) for one in (None, edit))
-    return (before != after).float()
+    """1 where the answer is another one under the edit, else 0; not defined for NaN logits."""
+    before, after = (_distribution(run, one) for one in (None, edit))
+    other = before.argmax(dim=-1) != after.argmax(dim=-1)
+    return defined(other.double(), ~(before + after).isnan().any(dim=-1))
 
 
 @measured("beyond random weights", "share", higher_is_better=True, low=-1.0, high=1.0)
@@ -179,6 +180,8 @@ def beyond_random(
 
     Serrano and Smith, section 4: above 0, weights rank keys by what they do. Each is renormalised.
     """
+    if draws < 1:
+        raise ValueError(f"{draws} draws leave no random weights to compare with; take 1 at least")
     top = output_change(run, without_top(share))
     others = [output_change(run, without_random(share, generator)) for _ in range(draws)]
     return top - torch.stack(others).mean(dim=0)
@@ -190,13 +193,14 @@ def weights_to_flip(
 ) -> Measured:
     """The least share of weights, from the largest on, without which the answer is another one.
 
-    Serrano and Smith, section 5, at the `shares` asked for; 1 where none of them is enough.
+    Serrano and Smith, section 5, at the `shares` asked for; 1 where none of them is enough. Not
+    defined where the logits are NaN at any of them.
     """
     if not shares or list(shares) != sorted(set(shares)):
         raise ValueError(f"shares must grow, and these do not: {list(shares)}")
     flips = torch.stack([edit_flips(run, without_top(share)) for share in shares])
     at = torch.tensor(list(shares), device=flips.device)[:, None]
-    return torch.where(flips > 0, at, 1.0).amin(dim=0)
+    return defined(torch.where(flips > 0, at, 1.0).amin(dim=0), ~flips.isnan().any(dim=0))
 
 
 def _distribution(run: Run, edit: Edit | Bias | None) -> Float[Tensor, "b c"]:
@@ -235,12 +239,15 @@ def alternative(
     are set to others, and must have a gradient. The Jensen-Shannon divergence is raised by Adam
     from several random starts near the map, with a penalty on what the answer moves beyond
     `within`; the best that keeps to it, of all steps, is kept, and the map itself where there is
-    none. What is found is a lower bound: more steps and starts find more.
+    none. What is found is a lower bound: more steps and starts find more. Not defined where the map
+    has no weight or one below 0, or the logits are NaN.
     """
     if within <= 0 or min(steps, starts) < 1:
         raise ValueError(f"within is above 0, not {within}; {steps} steps and {starts} starts")
     weights, seen = row(attention)
-    own = shares(weights, attention.kind).nan_to_num(0).detach()
+    own = shares(weights, attention.kind).detach()
+    there = (weights > 0).any(dim=-1) & ~own.isnan().any(dim=-1)
+    own = own.nan_to_num(0)
     best = own.clone()
     distance = torch.zeros(len(own), dtype=torch.float64, device=own.device)
     change = torch.zeros_like(distance)
@@ -264,7 +271,7 @@ def alternative(
             distance = torch.where(better, apart.detach(), distance)
             change = torch.where(better, moved.detach(), change)
             optimizer.step()
-    there = (weights > 0).any(dim=-1)
+    there &= ~before.isnan().any(dim=-1)
     values = rearrange(best, "b k -> b 1 1 1 k").to(attention.weights.dtype)
     found = AttentionMap(values, attention.keys, attention.queries, attention.mask)
     return Alternative(found, defined(distance, there), defined(change, there))

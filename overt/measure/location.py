@@ -40,11 +40,14 @@ def pointing_game(attention: AttentionMap, truth: AttentionMap, above: float = 0
 
 @measured("mass inside", "share", higher_is_better=True, low=0.0, high=1.0)
 def mass_inside(attention: AttentionMap, truth: AttentionMap, above: float = 0.0) -> Measured:
-    """The share of the attention that falls on cells of the truth; `above` is as in `support`."""
+    """The share of the attention that falls on cells of the truth; `above` is as in `support`.
+
+    Not defined where the attention has a weight below 0: it has no shares.
+    """
     ours, theirs, _ = rows(attention, truth)
     inside = _above(theirs, above)
     mass = (shares(ours, attention.kind) * inside).sum(dim=-1)
-    return defined(mass, inside.any(dim=-1) & (ours > 0).any(dim=-1))
+    return defined(mass, inside.any(dim=-1) & (ours > 0).any(dim=-1) & ~mass.isnan())
 
 
 # --- a region cut out of the map

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from overt.attention import AttentionMap, Kind
-from overt.measure.measured import Measured, defined, measured
+from overt.measure.measured import Measured, below_zero, defined, measured
 
 
 def token_shares(attention: AttentionMap) -> Float[Tensor, "b q"]:
@@ -22,15 +22,16 @@ def token_shares(attention: AttentionMap) -> Float[Tensor, "b q"]:
 
     The rows are as the model used them, so that what went elsewhere is missing from their sum:
     a block, or the rows of `capture.generate` for the keys of the image. NaN where a query may see
-    none of the keys, as after the end of a text.
+    none of the keys, as after the end of a text, or a weight is below 0.
     """
     if attention.kind in (Kind.PROBABILITY, Kind.SIGNED):
         raise ValueError(
             f"rows of {attention.kind.value} weights do not say what went elsewhere: take "
             "attention.block(...), or capture.generate(model, keys=...)"
         )
-    given = attention.weights.double().sum(dim=-1).mean(dim=(1, 2))
-    return torch.where(attention.rows, given, torch.nan).float()
+    weights = attention.weights.double()
+    there = attention.rows & ~below_zero(weights).any(dim=2).any(dim=1)
+    return torch.where(there, weights.sum(dim=-1).mean(dim=(1, 2)), torch.nan).float()
 
 
 @measured("image share", "share", higher_is_better=None, low=0.0, high=1.0)

@@ -108,10 +108,17 @@ def rows(
 
 
 def shares(weights: Float[Tensor, "b k"], kind: Kind) -> Float[Tensor, "b k"]:
-    """Weights as shares of their sum; NaN for a row without any."""
+    """Weights as shares of their sum; NaN for a row without any, or with one below 0."""
     if kind is Kind.SIGNED:
         raise ValueError("signed weights have no shares; take their positive part first")
-    return weights / weights.sum(dim=-1, keepdim=True)
+    each = weights / weights.sum(dim=-1, keepdim=True)
+    return torch.where(below_zero(weights)[..., None], torch.nan, each)
+
+
+def below_zero(weights: Float[Tensor, "*rows k"]) -> Bool[Tensor, "*rows"]:
+    """Which rows have a weight below 0, by more than rounding leaves: no shares of a whole."""
+    whole = weights.clamp_min(0).sum(dim=-1, keepdim=True)
+    return (weights < -1e-6 * whole).any(dim=-1)
 
 
 def defined(values: Float[Tensor, " b"], where: Bool[Tensor, " b"]) -> Measured:

@@ -190,7 +190,10 @@ def _uniform(
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """What each image is taken for before an attack, and at each strength after it."""
+    """What each image is taken for before an attack, and at each strength after it.
+
+    -1 stands for no class: the logits of the image are NaN.
+    """
 
     eps: tuple[float, ...]
     clean: Int[Tensor, " b"]
@@ -198,8 +201,12 @@ class Attacked:
 
     @property
     def fooled(self) -> Float[Tensor, "e b"]:
-        """1 where the prediction has changed, else 0; the mean of a row is the fooling rate."""
-        return (self.predictions != self.clean).float()
+        """1 where the prediction has changed, else 0; the mean of a row is the fooling rate.
+
+        Not defined where there is no prediction, before the attack or after it.
+        """
+        known = (self.predictions >= 0) & (self.clean >= 0)
+        return torch.where(known, (self.predictions != self.clean).float(), torch.nan)
 
 
 def attacked(
@@ -231,7 +238,7 @@ def attacked(
         after = [
             torch.cat(
                 [
-                    _predicted(classify, attack(classify, some, labels, eps))
+                    _predicted(classify, attack(classify, some, labels.clamp_min(0), eps))
                     for some, labels in zip(portions, clean, strict=True)
                 ]
             )
@@ -248,10 +255,15 @@ def fooling(
     attack: Attack = fgsm,
     portion: int = 256,
 ) -> Measured:
-    """1 where an attack of strength `eps` changes the prediction, else 0."""
+    """1 where an attack of strength `eps` changes the prediction, else 0.
+
+    Not defined where the logits are NaN, before the attack or after it.
+    """
     return attacked(classify, images, (eps,), attack, portion).fooled[0]
 
 
 @torch.no_grad()
 def _predicted(classify: Classify, images: Float[Tensor, "b 3 y x"]) -> Int[Tensor, " b"]:
-    return classify(images).argmax(dim=-1)
+    """The class with the largest logit; -1 where one is NaN."""
+    logits = classify(images)
+    return torch.where(logits.isnan().any(dim=-1), -1, logits.argmax(dim=-1))

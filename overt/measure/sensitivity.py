@@ -48,6 +48,8 @@ def infidelity(
     and f is the probability of the answer. Weights have no unit, so beta is the scale that fits
     best, a sample at a time, as captum's `normalize` does it.
     """
+    if draws < 1:
+        raise ValueError(f"{draws} draws remove nothing; take one at least")
     weights, seen = row(attention)
     whole = probabilities(decide, torch.ones_like(seen))
     answer = whole.argmax(dim=-1, keepdim=True)

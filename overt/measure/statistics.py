@@ -1,12 +1,15 @@
 """From one number a sample to a mean and how far it can be trusted.
 
 NaN means that a sample has no number, and is left out. Every interval is a percentile bootstrap
-from an explicit seed: the same numbers give the same interval on any machine.
+from an explicit seed: the same numbers give the same interval on any machine. A number may be
+infinite, as `kl` can be: so are then the mean, and the ends of the interval that draws with it
+reach. Numbers that are infinite both ways have no mean, and no interval.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,14 +39,14 @@ class Spread:
     seeds: int
 
 
-def mean(values: Float[Tensor, " b"]) -> float:
+def mean(values: Numbers) -> float:
     """The mean of the numbers there are; NaN when there is none."""
-    return float(values.double().nanmean())
+    return float(_numbers(values).nanmean())
 
 
-def over_seeds(values: Float[Tensor, "s b"]) -> Spread:
+def over_seeds(values: Float[Tensor, "s b"] | Sequence[Numbers]) -> Spread:
     """Mean and sample standard deviation over seeds; the deviation of one seed is NaN."""
-    means = values.double().nanmean(dim=1).cpu()
+    means = _numbers(values, 2).nanmean(dim=1)
     deviation = float(means.std()) if len(means) > 1 else math.nan
     return Spread(float(means.mean()), deviation, len(means))
 
@@ -60,6 +63,7 @@ def bootstrap(
     With `clusters` whole clusters are drawn: samples that share an image are no news of each other,
     and taken one by one they make an interval too narrow.
     """
+    _check(draws, confidence)
     there = _numbers(values)
     if clusters is not None:
         named = _cluster_of(clusters, len(there))[~there.isnan()].tolist()
@@ -84,7 +88,8 @@ def paired(
     """The mean of `first - second` over the same samples, matched by id.
 
     Far narrower than two intervals side by side, because what makes a sample hard is in both.
-    `clusters` are those of the first, as in `bootstrap`.
+    `clusters` are those of the first, as in `bootstrap`. A sample that is infinite in both, the
+    same way, has no difference and is left out, as one that is NaN in either.
     """
     place = _places(second_ids, second)
     _places(first_ids, first)
@@ -111,6 +116,7 @@ def bootstraps(
     As `bootstrap` of each, at the price of one. A sample that has no number in a measure is left
     out of that one alone, so the number of those that have one varies with the draw.
     """
+    _check(draws, confidence)
     there = _numbers(values, 2)
     count = there.shape[1]
     names = [str(at) for at in range(count)] if clusters is None else clusters
@@ -120,7 +126,7 @@ def bootstraps(
     parts = []
     for some in _parts(sums[0] if len(sums) else sums.new_zeros(count), draws):
         drawn = _counts(sums.shape[1], some, generator)
-        parts.append((drawn @ sums.T) / (drawn @ known.T))
+        parts.append(_added(partial(_times, drawn), sums) / (drawn @ known.T))
     means = torch.cat(parts) if parts else there.new_zeros(0, len(there))
     return tuple(
         _interval(mean(row), means[:, at], int((~row.isnan()).sum()), confidence)
@@ -138,15 +144,17 @@ def two_level(
     """The mean over runs and samples; both are drawn anew, each run on the same drawn samples.
 
     Wider than `bootstrap` of one run as soon as runs differ: it speaks of the method, not of the
-    run at hand. `clusters` are as in `bootstrap`.
+    run at hand. `clusters` are as in `bootstrap`. The samples counted have a number in some run.
     """
+    _check(draws, confidence)
     values, generator = _numbers(values, 2), _generator(seed)
     place = None if clusters is None else _cluster_of(clusters, values.shape[1])
     means = []
     for some in _parts(values[0], draws):
         samples = _drawn(place, values.shape[1], some, generator)
         means.append(_crossed(values, samples, generator))
-    return _interval(_grand_mean(values), torch.cat(means), values.shape[1], confidence)
+    count = int((~values.isnan()).any(dim=0).sum())
+    return _interval(_grand_mean(values), torch.cat(means), count, confidence)
 
 
 def two_level_difference(
@@ -159,8 +167,9 @@ def two_level_difference(
 ) -> Interval:
     """`first - second` over runs and samples: each has runs of its own, and samples are shared.
 
-    `clusters` are as in `bootstrap`.
+    `clusters` are as in `bootstrap`. The samples counted have a number in some run of either.
     """
+    _check(draws, confidence)
     first, second = _numbers(first, 2), _numbers(second, 2)
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"{first.shape[1]} and {second.shape[1]} samples are not the same samples")
@@ -172,7 +181,8 @@ def two_level_difference(
         ours, theirs = (_crossed(one, samples, generator) for one in (first, second))
         differences.append(ours - theirs)
     middle = _grand_mean(first) - _grand_mean(second)
-    return _interval(middle, torch.cat(differences), first.shape[1], confidence)
+    count = int((~torch.cat([first, second]).isnan()).any(dim=0).sum())
+    return _interval(middle, torch.cat(differences), count, confidence)
 
 
 # --- is there a difference, and how large is it?
@@ -183,12 +193,14 @@ def permutation_test(difference: Numbers, seed: int = 0, draws: int = 10_000) ->
 
     Two-sided. If nothing told the two apart, every sign could as well be the other one: all signs
     are tried where that is no more than `draws`, else so many are drawn, and the one at hand is
-    counted among them, so that a p is never 0. NaN without samples.
+    counted among them, so that a p is never 0. NaN without samples, and where a difference is
+    infinite: then the mean is so whatever the signs, and none is further from 0 than another.
     """
+    _check(draws)
     there = _numbers(difference)
     there = there[~there.isnan()]
     n = len(there)
-    if not n:
+    if not n or there.isinf().any():
         return math.nan
     exact = n < 63 and 2**n <= draws
     generator = _generator(seed)
@@ -210,8 +222,9 @@ def permutation_tests(
     """`permutation_test` of many measures of the same samples, all from the same signs.
 
     With `clusters` all samples of a cluster change their sign together: those that share an image
-    are no news of each other. NaN for a measure without samples.
+    are no news of each other. NaN for a measure without samples, or with an infinite difference.
     """
+    _check(draws)
     there = _numbers(differences, 2)
     names = [str(at) for at in range(there.shape[1])] if clusters is None else clusters
     sums, known = _by_cluster(there, _cluster_of(names, there.shape[1]))
@@ -226,7 +239,7 @@ def permutation_tests(
         done += some
     more = 0 if exact else 1  # the signs at hand are one of those that could have been
     found = ((extreme + more).double() / (done + more)).tolist()
-    some_known = known.sum(dim=1) > 0
+    some_known = (known.sum(dim=1) > 0) & ~there.isinf().any(dim=1)
     return tuple(p if there else math.nan for p, there in zip(found, some_known, strict=True))
 
 
@@ -335,8 +348,31 @@ def _crossed(
 ) -> Float[Tensor, " d"]:
     """The mean of runs drawn anew over samples that were each drawn so many times."""
     runs = _counts(len(values), len(samples), generator)
-    total = ((runs @ values.nan_to_num(0)) * samples).sum(dim=1)
-    return total / ((runs @ (~values.isnan()).double()) * samples).sum(dim=1)
+    total = _added(partial(_crossed_sum, runs, samples), values)
+    return total / _crossed_sum(runs, samples, (~values.isnan()).double())
+
+
+def _crossed_sum(
+    runs: Float[Tensor, "d s"], samples: Float[Tensor, "d b"], values: Float[Tensor, "s b"]
+) -> Float[Tensor, " d"]:
+    return ((runs @ values) * samples).sum(dim=1)
+
+
+def _times(drawn: Float[Tensor, "d c"], sums: Float[Tensor, "m c"]) -> Float[Tensor, "d m"]:
+    return drawn @ sums.T
+
+
+def _added(add: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """A sum of numbers by how often each is drawn; one that is not drawn adds nothing, be it inf.
+
+    `add` weighs and sums numbers that are finite. NaN adds nothing.
+    """
+    total = add(torch.where(values.isfinite(), values, 0))
+    for end in (math.inf, -math.inf):
+        there = values == end
+        if there.any():
+            total = torch.where(add(there.double()) > 0, total + end, total)
+    return total
 
 
 def _grand_mean(values: Float[Tensor, "s b"]) -> float:
@@ -367,13 +403,38 @@ def _interval(middle: float, drawn: Float[Tensor, " d"], count: int, confidence:
     if not count or not len(drawn) or math.isnan(middle):
         return Interval(math.nan, math.nan, math.nan, 0)
     tail = (1 - confidence) / 2
-    low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=drawn.dtype)).tolist()
+    low, high = _quantiles(drawn, torch.tensor([tail, 1 - tail], dtype=drawn.dtype)).tolist()
     return Interval(middle, low, high, count)
+
+
+def _quantiles(drawn: Float[Tensor, " d"], at: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """What so large a share of the draws is below; the line between two, unless one is infinite."""
+    if drawn.isfinite().all():
+        return drawn.quantile(at)
+    below, above = (drawn.quantile(at, interpolation=side) for side in ("lower", "higher"))
+    ends = torch.where(below == above, below, below + above)
+    return torch.where(ends.isfinite(), drawn.quantile(at), ends)
+
+
+def _check(draws: int, confidence: float = 0.95) -> None:
+    if draws < 1:
+        raise ValueError(f"{draws} draws say nothing of chance; take 1 at least")
+    if not 0 <= confidence <= 1:
+        raise ValueError(
+            f"a confidence is a share from 0 to 1, not {confidence}; for 95 % give 0.95"
+        )
 
 
 def _numbers(values: Any, axes: int = 1) -> Tensor:
     """Numbers in float64 on the host, one a sample or a row of them for each of several things."""
-    found = torch.as_tensor(values).detach().double().cpu()
+    try:
+        if isinstance(values, (list, tuple)) and any(isinstance(one, Tensor) for one in values):
+            values = torch.stack([torch.as_tensor(one) for one in values])
+        found = torch.as_tensor(values).detach().double().cpu()
+    except (RuntimeError, TypeError, ValueError) as problem:
+        raise ValueError(
+            f"these are no numbers, as many in each row, but a {type(values).__name__}: {problem}"
+        ) from problem
     if found.ndim != axes:
         wanted = "(b,), one a sample" if axes == 1 else "(rows, b), one a row and sample"
         raise ValueError(f"numbers of shape {wanted}, are wanted, not {tuple(found.shape)}")

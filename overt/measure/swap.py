@@ -112,7 +112,8 @@ def moved(attention: AttentionMap, before: AttentionMap) -> Measured:
     """The share of the attention that has gone elsewhere: half the sum of all differences.
 
     0 when the maps are the same, 1 when they share no cell. Neither is good in itself: it says how
-    far a map depends on what was changed.
+    far a map depends on what was changed. Not defined where either is empty or has a weight below
+    0.
     """
     ours, theirs, _ = rows(attention, before)
     first, second = shares(ours, attention.kind), shares(theirs, before.kind)

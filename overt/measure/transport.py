@@ -10,6 +10,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap
 from overt.measure.measured import Measured, defined, measured, rows, shares
+from overt.supervise.transport import check_places
 
 
 @measured("EMD", "lengths", higher_is_better=False, low=0.0)
@@ -19,14 +20,16 @@ def emd(attention: AttentionMap, truth: AttentionMap) -> Measured:
     The unit is the length of the text, or the longer side of the picture: neighbours are 1 / n
     apart. Words have a closed form; a picture is one linear programme a sample, on the cells where
     the two maps differ: solved by POT's network simplex where that is installed, else by scipy,
-    which takes tens of times as long. `overt.supervise.emd` is never more, and has a gradient. Not
-    defined where either map is empty.
+    which takes tens of times as long. `overt.supervise.emd` is never more, and has a gradient; this
+    has none on a picture. Not defined where either map is empty or has a weight below 0. Two grids
+    of other sides are refused, though their cells be as many.
     """
     ours, theirs, seen = rows(attention, truth)
     ours, theirs = shares(ours, attention.kind), shares(theirs, truth.kind)
     there = ~(ours.isnan().any(dim=-1) | theirs.isnan().any(dim=-1))
     apart = torch.where(there[:, None], ours - theirs, 0)
     shape = _shape(attention)
+    check_places(attention, truth)
     found = _in_a_line(apart, seen) if len(shape) == 1 else _on_a_grid(apart, shape)
     return defined(found.to(ours), there)
 
@@ -40,7 +43,7 @@ def _in_a_line(apart: Float[Tensor, "b k"], seen: Bool[Tensor, "b k"]) -> Float[
 def _on_a_grid(apart: Float[Tensor, "b k"], shape: tuple[int, ...]) -> Float[Tensor, " b"]:
     y, x = np.divmod(np.arange(shape[0] * shape[1]), shape[1])
     places = np.stack([y, x], axis=-1) / max(shape)
-    found = [_least(row, places) for row in apart.double().cpu().numpy()]
+    found = [_least(row, places) for row in apart.detach().double().cpu().numpy()]
     return torch.tensor(found, dtype=torch.float64)
 
 

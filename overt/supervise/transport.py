@@ -26,10 +26,12 @@ def emd(attention: AttentionMap, target: AttentionMap, directions: int = 8) -> L
     The unit is the length of the text, or the longer side of the picture. Rows are taken as shares
     of their sum. On a grid the mean over `directions` is divided by the most that a step of length
     one can make of it: never more than the exact distance, and for maps that differ by a shift at
-    least 98 % of it with 8 directions. It is zero only for equal maps.
+    least 98 % of it with 8 directions. It is zero only for equal maps. Two grids of other sides are
+    refused, though their cells be as many.
     """
     check_fit(attention, target)
     span = _only(attention)
+    check_places(attention, target)
     if directions < 1:
         raise ValueError(f"the distance needs a direction to look along, not {directions}")
     visible = rearrange(attention.visible, "b q k -> b 1 1 q k")
@@ -44,6 +46,24 @@ def emd(attention: AttentionMap, target: AttentionMap, directions: int = 8) -> L
     along = (sorted_.cumsum(dim=-1)[..., :-1].abs() * gaps).sum(dim=-1)
     most = 1 / (directions * math.sin(math.pi / (2 * directions)))
     return summed(along.mean(dim=-1) / most, attention, target)
+
+
+def check_places(attention: AttentionMap, target: AttentionMap) -> None:
+    """Raise where the keys of two maps stand in other places: their distances are not the same.
+
+    Words in a line and a grid of one row, or one column, are the same places.
+    """
+    spans = [span for one in (attention, target) for span in one.keys.spans]
+    if len(spans) != 2 or any(len(span) != len(attention.keys) for span in spans):
+        return  # not one kind of key on each side
+    ours, theirs = (span.shape for span in spans)
+    if ours == theirs:
+        return
+    if len(ours) == len(theirs) or max(ours) != max(theirs):
+        raise ValueError(
+            f"keys of shape {ours} and of shape {theirs} are not equally far apart: compare maps "
+            "over the same keys; overt.measure.on_grid draws a picture on another grid"
+        )
 
 
 def _lines(

@@ -109,3 +109,22 @@ def test_cc_is_that_of_weights_and_not_of_ranks(generator):
     for b in range(4):
         expected = scipy.stats.pearsonr(weights[0, b][seen[b]], weights[1, b][seen[b]]).statistic
         assert float(found[b]) == pytest.approx(float(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("measure", [sim, kl, js, moved])
+def test_weights_below_zero_are_no_shares(measure):
+    signed = AttentionMap.from_cells(torch.tensor([[-1.0, 2, 0, 0], [1, 2, 0, 1]]), words(4))
+    plain = AttentionMap.from_cells(torch.tensor([[1.0, 1, 0, 0], [1, 1, 0, 2]]), words(4))
+    assert measure(signed, plain).isnan().tolist() == [True, False]
+    assert measure(plain, signed).isnan().tolist() == [True, False]
+
+
+def test_what_rounding_leaves_below_zero_is_nothing():
+    rounded = AttentionMap.from_cells(torch.tensor([[0.5, 0.5, -1e-9]]), words(3))
+    assert float(sim(rounded, rounded)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("measure", [spearman, kendall, cc])
+def test_order_takes_weights_of_any_sign(measure):
+    signed = AttentionMap.from_cells(torch.tensor([[-1.0, 2, 0, 1]]), words(4))
+    assert float(measure(signed, signed)) == pytest.approx(1)

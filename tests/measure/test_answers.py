@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import pytest
 import sklearn.dummy
@@ -8,10 +9,12 @@ import torch
 from overt.data.answers import as_first_published, as_said, normalize, normalized
 from overt.measure import (
     accuracy,
+    brier,
     by_group,
     chance,
     mean,
     reachable,
+    reliability,
     soft_accuracy,
     vqa_accuracy,
     vqa_scores,
@@ -163,3 +166,24 @@ def test_groups_keep_their_numbers_in_order():
     assert found["a"].tolist() == [2, 4] and found["z"].tolist() == [1, 3]
     with pytest.raises(ValueError, match="4 numbers for 1 groups"):
         by_group(values, ["z"])
+
+
+def test_logits_that_are_no_numbers_are_not_right():
+    logits = torch.tensor([[math.nan, 1.0], [math.nan, math.nan], [0.0, 1.0]])
+    found = accuracy(logits, torch.tensor([0, 0, 1]))
+    assert found.isnan().tolist() == [True, True, False] and found[2] == 1
+    worth = soft_accuracy(logits, torch.tensor([[1.0, 0], [1, 0], [0, 0.6]]))
+    assert worth.isnan().tolist() == [True, True, False]
+    assert float(worth[2]) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("judge", [accuracy, brier, reliability])
+def test_a_label_that_is_no_class_is_refused(judge):
+    with pytest.raises(ValueError, match="row 1 is labelled 7, and there are 2 classes, 0 to 1"):
+        judge(torch.zeros(3, 2), torch.tensor([0, 7, 9]))
+
+
+def test_on_a_card_a_label_that_is_no_class_waits_for_nothing():
+    """A device without values would raise if it were asked for one."""
+    logits, labels = torch.zeros(3, 2, device="meta"), torch.zeros(3, dtype=int, device="meta")
+    assert accuracy(logits, labels).shape == brier(logits, labels).shape == (3,)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from overt.measure import brier, equal_mass, equal_width, reliability
+from overt.measure import Reliability, brier, equal_mass, equal_width, reliability
 
 
 def answers(
@@ -167,3 +167,20 @@ def test_saying_how_sure_one_is_has_the_least_brier_score(generator):
     told = {p: brier(torch.tensor([[0.0, math.log(p / (1 - p))]]).expand(4000, 2), right).mean()
             for p in (0.5, 0.6, 0.7, 0.8, 0.9)}  # fmt: skip
     assert min(told, key=told.__getitem__) == 0.7
+
+
+def test_logits_that_are_no_numbers_are_left_out(generator):
+    logits, labels = answers(generator)
+    wrong = torch.tensor([[math.nan] * 5, [math.inf, 0, 0, 0, 0]])
+    found = reliability(torch.cat([wrong, logits]), torch.cat([torch.tensor([0, 0]), labels]))
+    assert int(found.count.sum()) == len(labels)
+    assert found.ece == reliability(logits, labels).ece
+    assert math.isnan(reliability(wrong, torch.tensor([0, 1])).ece)
+    assert brier(wrong, torch.tensor([0, 1])).isnan().all()
+
+
+def test_a_bin_without_a_gap_is_not_an_empty_one():
+    one = torch.tensor([0.5, math.nan])
+    empty = Reliability(torch.tensor([0.0, 0.5, 1]), torch.tensor([2, 0]), one, one - 0.1)
+    full = Reliability(torch.tensor([0.0, 0.5, 1]), torch.tensor([2, 1]), one, one - 0.1)
+    assert empty.ece == pytest.approx(0.1) and math.isnan(full.ece)

@@ -113,3 +113,10 @@ def test_what_cannot_be_compared_is_refused():
         left_out(replace(people(), kind=Kind.SIGNED))
     with pytest.raises(ValueError, match="do not predict people"):
         ceiling(cc, people(), uniform(people().select(torch.tensor([0]))))
+
+
+def test_a_person_with_weights_below_zero_is_as_one_who_did_nothing():
+    wrong = people([[[2.0, 0, 0, 2], [0, -1, 4, 0], [1, 1, 0, 0]]], [[True] * 3])
+    nothing = people([[[2.0, 0, 0, 2], [0, 0, 0, 0], [1, 1, 0, 0]]], [[True] * 3])
+    ours, theirs = left_out(wrong), left_out(nothing)
+    assert torch.equal(ours.weights, theirs.weights) and torch.equal(ours.visible, theirs.visible)

@@ -95,3 +95,8 @@ def test_hidden_keys_come_last(generator):
     seen = torch.tensor([[True, False, True, True]])
     made = AttentionMap.from_cells(torch.tensor([[0.1, 9.0, 0.7, 0.2]]), words(4), seen)
     assert ranked(made, generator).tolist() == [[2, 3, 0, 1]]
+
+
+def test_a_row_below_zero_has_no_cells_that_hold_a_share(generator):
+    made = AttentionMap.from_cells(torch.tensor([[-1.0, 2, 1], [0, 2, 1]]), words(3))
+    assert mass_cells(made, generator).tolist() == [[False] * 3, [False, True, False]]

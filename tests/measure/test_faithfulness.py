@@ -154,3 +154,23 @@ def test_samples_without_a_truth_are_not_counted(planted, generator):
     found = contrast(decide, model(batch).looking_at("image"), truth, generator)
     assert found.truth.deletion.isnan().tolist() == [True] * 2 + [False] * 22
     assert not found.attended.deletion.isnan().any()
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_answers_that_are_no_numbers_have_no_score(broken):
+    """The logits are NaN with all cells, or without some."""
+
+    def decide(keep: torch.Tensor) -> torch.Tensor:
+        wrong = keep.all(dim=-1) if broken == 0 else ~keep.all(dim=-1)
+        return torch.where(wrong[:, None], torch.nan, torch.tensor([1.0, 0.0]))
+
+    found = removed(decide, torch.tensor([[True, False, False]]))
+    for one in (found.deletion, found.insertion, found.flips):
+        assert one.isnan().all()
+
+
+def test_random_cells_must_be_drawn(generator):
+    attention = AttentionMap.from_cells(torch.rand(1, 4, generator=generator), grid(2, 2))
+    decide = linear(torch.rand(4, 2), torch.rand(1, 4))
+    with pytest.raises(ValueError, match="0 draws leave no random cells"):
+        contrast(decide, attention, None, generator, draws=0)

@@ -164,3 +164,14 @@ def test_hidden_keys_do_not_count(looked, generator):
 
 def centre_of(maps: AttentionMap) -> AttentionMap:
     return uniform(maps)
+
+
+def test_weights_below_zero_gain_nothing(looked):
+    maps, counts = looked
+    weights = maps.weights[:, 0, 0, 0].clone()
+    weights[0, int((counts.weights[0, 0, 0, 0] == 0).nonzero()[0])] = -1  # where nobody looked
+    signed = AttentionMap.from_cells(weights, grid(4, 5))
+    for ours, prior in ((signed, uniform(maps)), (uniform(maps), signed)):
+        found = information_gain(ours, counts, prior)
+        assert found[0].isnan() and not found[1:].isnan().any()
+    assert not nss(signed, counts).isnan().any()

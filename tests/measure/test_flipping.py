@@ -118,3 +118,15 @@ def test_shares_must_grow(case, generator):
         comprehensiveness(decide, maps, generator, (0.0, 0.5))
     with pytest.raises(ValueError, match="no area"):
         deletion_area(decide, maps, generator, (0.5,))
+
+
+@pytest.mark.parametrize("measure", [flip_share, deletion_area, insertion_area, comprehensiveness])
+@pytest.mark.parametrize("when", ["always", "whole", "part"])
+def test_logits_that_are_no_numbers_have_no_score(measure, when, generator):
+    def decide(keep: torch.Tensor) -> torch.Tensor:
+        whole = keep.all(dim=-1)
+        gone = {"always": whole | True, "whole": whole, "part": ~whole}[when]
+        return torch.where(gone[:, None], torch.nan, torch.tensor([1.0, 0.0]))
+
+    maps = AttentionMap.from_cells(torch.rand(2, 4, generator=generator), words(4))
+    assert measure(decide, maps, generator).isnan().all()

@@ -214,3 +214,21 @@ def test_classes_that_never_occur_and_labels_that_are_none():
     assert math.isnan(nothing.accuracy) and math.isnan(nothing.macro_f1)
     with pytest.raises(ValueError, match="beyond the 2"):
         per_class(torch.tensor([2]), torch.tensor([0]), 2)
+
+
+def test_a_candidate_whose_logit_is_no_number_is_not_chosen():
+    boxes = torch.tensor([[[0.0, 0, 1, 1], [2, 2, 3, 3]]]).expand(2, 2, 4)
+    logits = torch.tensor([[math.nan, 1.0], [1.0, math.nan]])
+    meant = torch.tensor([[0.0, 0, 1, 1]]).expand(2, 4)
+    assert located(logits, boxes, meant).isnan().all()
+    present = torch.tensor([[True, False], [True, False]])
+    found = located(logits, boxes, meant, present)
+    assert found.isnan().tolist() == [True, False] and found[1] == 1
+
+
+@pytest.mark.parametrize("measure", [grounding_mass, reach])
+def test_rows_below_zero_have_no_shares(measure):
+    true = truth([[0], [0]], 3)
+    both, one = block([[0.2, 0.3, 0.1], [-0.3, 0.4, 0.2]]), block([[0.2, 0.3, 0.1]])
+    assert torch.equal(measure(both, true), measure(one, truth([[0]], 3)))
+    assert measure(block([[-0.3, 0.4, 0.2]]), truth([[0]], 3)).isnan().all()

@@ -258,3 +258,28 @@ def test_seeds_are_compared_pair_by_pair(generator):
     torch.testing.assert_close(seed_divergence([maps[0]] * 3), torch.zeros(4))
     with pytest.raises(ValueError, match="two at least"):
         seed_divergence(maps[:1])
+
+
+def test_answers_that_are_no_numbers_have_not_stayed_the_same(generator):
+    def run(edit: object) -> torch.Tensor:
+        return torch.tensor([[1.0, 0.0], [torch.nan, 0.0], [1.0, 0.0]]).masked_fill(
+            torch.tensor([[False], [False], [edit is not None]]), torch.nan
+        )
+
+    for found in (edit_flips(run, evened), weights_to_flip(run)):
+        assert found.isnan().tolist() == [False, True, True]
+    with pytest.raises(ValueError, match="0 draws leave no random weights"):
+        beyond_random(run, generator, draws=0)
+
+
+def test_no_alternative_is_known_of_answers_or_weights_that_are_none(generator):
+    weights = torch.tensor([[0.5, 0.5, 0.0], [2.0, -0.5, 0.5], [0.2, 0.3, 0.5]])
+    wrong = torch.tensor([[0.0], [0.0], [torch.nan]])
+    found = alternative(
+        lambda given: given[:, :2] + wrong,
+        AttentionMap.from_cells(weights, words(3)),
+        generator,
+        steps=2,
+        starts=1,
+    )
+    assert found.distance.isnan().tolist() == found.change.isnan().tolist() == [False, True, True]

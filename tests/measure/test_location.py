@@ -121,3 +121,10 @@ def test_regions_need_a_map_and_a_truth():
     for measure in (iou, mean_iou, otsu_jaccard, cut_out):
         assert measure(some, none).isnan().all() and measure(none, some).isnan().all()
     assert iou(uniform(some), some).tolist() == [pytest.approx(2 / 3)]
+
+
+def test_weights_below_zero_have_no_mass_inside():
+    truth = cells(*[[0.0, 1, 0, 0]] * 3)
+    found = mass_inside(cells([-3.0, 2, 2, 0], [2, -1.5, 0.6, 0], [1, 1, 0, 0]), truth)
+    assert found.isnan().tolist() == [True, True, False] and float(found[2]) == 0.5
+    assert pointing_game(cells([-3.0, 2, 1, 0]), cells([0.0, 1, 0, 0])).tolist() == [1]

@@ -56,3 +56,8 @@ def test_it_agrees_with_the_models_own_attention_while_it_writes():
     wanted = torch.stack(whole, dim=1)[..., 7:11, 1:7].sum(dim=-1).mean(dim=(1, 2))
     torch.testing.assert_close(token_shares(written.attention), wanted, atol=1e-6, rtol=0)
     torch.testing.assert_close(image_share(written.attention), wanted.mean(dim=1))
+
+
+def test_weights_below_zero_are_no_share():
+    given = token_shares(rows(torch.tensor([[[[[-0.1, 0.4], [0.1, 0.4]]]]])))
+    assert given.isnan().tolist() == [[True, False]]

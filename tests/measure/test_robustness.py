@@ -313,3 +313,16 @@ def test_a_gpu_fools_the_same_images(name, generator):
     there = fooling(network().cuda(), images.cuda(), EPS, attacks()[name])
     assert there.is_cuda
     assert float((here - there.cpu()).abs().mean()) < 0.05
+
+
+def test_an_image_without_an_answer_is_not_safe(generator):
+    images = pictures(3, generator)
+    weight = torch.randn(48, 4, generator=generator)
+
+    def classify(given: torch.Tensor) -> torch.Tensor:
+        logits = given.flatten(1) @ weight
+        return torch.where(torch.arange(len(given))[:, None] == 1, torch.nan, logits)
+
+    found = attacked(classify, images)
+    assert (found.clean == -1).tolist() == [False, True, False]
+    assert fooling(classify, images, EPS).isnan().tolist() == [False, True, False]

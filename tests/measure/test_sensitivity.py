@@ -124,3 +124,9 @@ def test_stability_falls_with_noise(generator):
     assert stability(lambda x: uniform(look(x)), images, generator).isnan().all()
     with pytest.raises(ValueError, match="nothing is compared"):
         stability(look, images, generator, draws=0)
+
+
+def test_infidelity_needs_a_draw(case):
+    _, _, maps = case
+    with pytest.raises(ValueError, match="0 draws remove nothing"):
+        infidelity(lambda keep: keep[:, :2], maps, torch.Generator(), draws=0)

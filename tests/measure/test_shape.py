@@ -113,3 +113,29 @@ def test_heads_that_are_the_same_and_heads_that_share_nothing():
         head_redundancy(same.head(0))
     blind = AttentionMap(torch.zeros(1, 1, 2, 1, 4), words(4))
     assert head_redundancy(blind).isnan().all()
+
+
+@pytest.mark.parametrize("measure", [entropy, effective_support, gini, hoyer])
+def test_weights_below_zero_have_no_width(measure):
+    weights = torch.tensor([[-1.0, 2, 0, 0], [1, 2, 0, 0], [-1, 0, 0, 0]])
+    found = measure(AttentionMap.from_cells(weights, words(4)))
+    assert found.isnan().tolist() == [True, False, True]
+
+
+def test_rows_below_zero_do_not_count_among_others():
+    rows = torch.tensor([[0.5, 0.5, 0.0], [-1.0, 2.0, 0.0]])
+    values = rows.expand(1, 1, 2, 2, 3)
+    made = AttentionMap(values, words(3), words(2), kind=Kind.AMOUNT)
+    assert float(sink_mass(made, torch.tensor([[True, False, False]]))) == pytest.approx(0.5)
+    assert float(head_redundancy(made)) == pytest.approx(1)
+    negative = AttentionMap(values[:, :, :, 1:], words(3), words(1), kind=Kind.AMOUNT)
+    assert sink_mass(negative, torch.tensor([[True, False, False]])).isnan().all()
+    assert head_redundancy(negative).isnan().all()
+
+
+def test_one_mask_of_sinks_is_for_all_samples(generator):
+    made = AttentionMap.from_cells(torch.rand(2, 3, generator=generator), words(3))
+    mask = torch.tensor([True, False, False])
+    assert torch.equal(sink_mass(made, mask), sink_mass(made, mask.expand(2, 3)))
+    with pytest.raises(ValueError, match=r"shape \(4,\) does not fit 2 samples of 3 keys"):
+        sink_mass(made, torch.ones(4, dtype=torch.bool))

@@ -320,3 +320,112 @@ def test_numbers_may_be_lists_and_other_shapes_are_told_what_is_wanted() -> None
     assert statistics.permutation_test([1.0, 1.0]) == 0.5
     with pytest.raises(ValueError, match=r"shape \(b,\), one a sample, are wanted, not \(1, 2\)"):
         statistics._numbers([[1.0, 2.0]])
+
+
+# --- infinite numbers
+
+
+INF = math.inf
+
+
+@pytest.mark.parametrize("clusters", [None, list("abcd"), list("aabb")])
+def test_an_infinite_number_reaches_the_end_of_its_interval(clusters):
+    values = torch.tensor([INF, 0, 0, 0])
+    assert bootstrap(values, clusters=clusters) == Interval(INF, 0.0, INF, 4)
+    assert bootstrap(-values, clusters=clusters) == Interval(-INF, -INF, 0.0, 4)
+    both = statistics.bootstraps(torch.stack([values, values.clamp_max(4)]), clusters=clusters)
+    assert both[0] == Interval(INF, 0.0, INF, 4)
+    assert both[1] == statistics.bootstraps(values.clamp_max(4)[None], clusters=clusters)[0]
+
+
+def test_an_infinite_number_of_one_run():
+    values = torch.tensor([[INF, 1.0, 2.0], [0.0, 1.0, 2.0]])
+    found = two_level(values)
+    assert found.mean == found.high == INF and math.isfinite(found.low)
+    less = two_level_difference(values.clamp_max(1), values)
+    assert less.mean == less.low == -INF and math.isfinite(less.high)
+
+
+def test_what_is_infinite_both_ways_has_no_mean():
+    for found in (bootstrap([INF, -INF, 0.0]), two_level(torch.tensor([[INF, -INF, 0.0]]))):
+        assert all(math.isnan(one) for one in (found.mean, found.low, found.high))
+
+
+@pytest.mark.parametrize(
+    ("drawn", "at", "expected"),
+    [
+        ([0.0, 1.0, 2.0], 0.25, 0.5),
+        ([0.0, 1.0, INF], 0.5, 1.0),
+        ([0.0, 1.0, INF], 0.75, INF),
+        ([-INF, 1.0, INF], 0.25, -INF),
+        ([1.0, INF, INF], 0.75, INF),
+        ([0.0, 2.0, 3.0, INF, INF], 0.125, 1.0),
+    ],
+)
+def test_quantiles_beside_infinity(drawn, at, expected):
+    numbers, share = (torch.tensor(one, dtype=torch.float64) for one in (drawn, [at]))
+    assert statistics._quantiles(numbers, share).tolist() == [expected]
+
+
+def test_signs_do_not_tell_infinite_differences_apart():
+    assert math.isnan(permutation_test([1.0, 2.0, INF, 3.0]))
+    rows = torch.tensor([[1.0, 2.0, INF, 3.0], [1.0, 2.0, 4.0, 3.0]])
+    first, second = statistics.permutation_tests(rows)
+    assert math.isnan(first) and second == permutation_test(rows[1])
+
+
+def test_what_is_infinite_in_both_has_no_difference():
+    ids = ["a", "b", "c"]
+    assert paired([INF, 1.0, 2.0], [INF, 0.0, 0.0], ids, ids).count == 2
+
+
+# --- what is counted, and what is refused
+
+
+def test_samples_without_a_number_in_any_run_are_not_counted():
+    values = torch.tensor([[1.0, NAN, 3.0], [2.0, NAN, NAN]])
+    assert two_level(values).count == 2
+    assert two_level_difference(values, values).count == 2
+    assert two_level_difference(values, torch.ones(1, 3)).count == 3
+
+
+def test_means_take_lists():
+    assert mean([1.0, NAN, 2.0]) == 1.5
+    assert over_seeds([[1.0, 3.0], [3.0, NAN]]) == over_seeds(torch.tensor([[1.0, 3], [3, NAN]]))
+    rows = [torch.tensor([1.0, 3.0]), torch.tensor([3.0, 5.0])]
+    assert over_seeds(rows) == over_seeds(torch.stack(rows))
+
+
+@pytest.mark.parametrize(
+    "wrong", [[[1.0, 2.0], [3.0]], ["one"], None, [torch.ones(2), torch.ones(3)]]
+)
+def test_what_is_no_number_is_told(wrong):
+    with pytest.raises(ValueError, match="these are no numbers"):
+        statistics._numbers(wrong, 2)
+
+
+ROWS = torch.ones(2, 3)
+DRAWING = {
+    "bootstrap": lambda **more: bootstrap(ROWS[0], **more),
+    "in clusters": lambda **more: bootstrap(ROWS[0], clusters=list("abb"), **more),
+    "paired": lambda **more: paired(ROWS[0], ROWS[1], list("abc"), list("abc"), **more),
+    "bootstraps": lambda **more: statistics.bootstraps(ROWS, **more),
+    "two_level": lambda **more: two_level(ROWS, **more),
+    "two_level_difference": lambda **more: two_level_difference(ROWS, ROWS, **more),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_draws_and_confidence_that_make_no_interval_are_refused(name):
+    with pytest.raises(ValueError, match="0 draws say nothing"):
+        DRAWING[name](draws=0)
+    for confidence in (95.0, -0.1, NAN):
+        with pytest.raises(ValueError, match="a confidence is a share from 0 to 1"):
+            DRAWING[name](confidence=confidence)
+
+
+def test_a_test_of_no_signs_is_refused():
+    with pytest.raises(ValueError, match="0 draws say nothing"):
+        permutation_test(ROWS[0], draws=0)
+    with pytest.raises(ValueError, match="0 draws say nothing"):
+        statistics.permutation_tests(ROWS, draws=0)

@@ -94,3 +94,36 @@ def test_keys_without_places_are_refused():
     mixed = AttentionMap(torch.rand(1, 1, 1, 1, 6), words(2) + grid(2, 2)).normalize()
     with pytest.raises(ValueError, match="all words or all cells of one picture"):
         emd(mixed, mixed)
+
+
+def test_a_map_that_learns_is_measured(generator):
+    weights = draw(6, 1, generator).requires_grad_()
+    truth = AttentionMap.from_cells(draw(6, 1, generator), grid(2, 3))
+    learning = AttentionMap.from_cells(weights, grid(2, 3))
+    found = emd(learning, truth)
+    assert torch.equal(found, emd(AttentionMap.from_cells(weights.detach(), grid(2, 3)), truth))
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((2, 2), (1, 4)), ((2, 3), (1, 6)), ((2, 3), (3, 2))])
+def test_grids_of_other_sides_do_not_compare(ours, theirs, generator):
+    weights = draw(ours[0] * ours[1], 1, generator)
+    first, second = (AttentionMap.from_cells(weights, grid(*one)) for one in (ours, theirs))
+    for one, other in ((first, second), (second, first)):
+        with pytest.raises(ValueError, match="are not equally far apart"):
+            emd(one, other)
+
+
+def test_a_line_of_cells_compares_with_words(generator):
+    first, second = draw(4, 1, generator), draw(4, 1, generator)
+    line = AttentionMap.from_cells(second, grid(1, 4))
+    found = emd(AttentionMap.from_cells(first, grid(1, 4)), line)
+    text = emd(AttentionMap.from_cells(first, words(4)), line)
+    assert torch.allclose(found, text, atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", [words(4), grid(2, 2)])
+def test_weights_below_zero_are_not_carried(keys):
+    signed = AttentionMap.from_cells(torch.tensor([[-1.0, 2, 0, 0], [1, 2, 0, 0]]), keys)
+    plain = AttentionMap.from_cells(torch.ones(2, 4), keys)
+    assert emd(signed, plain).isnan().tolist() == [True, False]

@@ -151,3 +151,16 @@ def test_keys_without_places_are_refused():
     assert float(emd(mixed.between("global", "image"), mixed.between("global", "image")).total) == 0
     with pytest.raises(ValueError, match="needs a direction"):
         emd(rows_of([1.0, 0.0]), rows_of([1.0, 0.0]), directions=0)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((2, 2), (1, 4)), ((2, 3), (1, 6))])
+def test_grids_of_other_sides_do_not_compare(ours, theirs):
+    weights = torch.rand(2, ours[0] * ours[1], generator=torch.Generator().manual_seed(0))
+    first, second = cells(weights, *ours), cells(weights, *theirs)
+    for one, other in ((first, second), (second, first)):
+        with pytest.raises(ValueError, match="are not equally far apart"):
+            emd(one, other)
+    with pytest.raises(ValueError, match="are not equally far apart"):
+        emd(AttentionMap.from_cells(weights, words(weights.shape[1])), first)
+    line = AttentionMap.from_cells(weights[:, :4], words(4))
+    assert float(emd(cells(weights[:, :4], 1, 4), line).total) == 0
