@@ -1,7 +1,7 @@
 """What several commands take, how the shell completes it, and the process they run in."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,10 +84,31 @@ Rows = Annotated[
 ]
 
 
-def split_values(values: Iterable[str] | None) -> list[str]:
-    """The words of an option that is repeated, or has commas between, or both."""
+def split_values(values: Sequence[str] | None, option: str) -> list[str]:
+    """The words of an option that is repeated, or has commas between, or both.
+
+    None of them is none of the option; one that is given and names nothing is refused, as a shell's
+    variable that is not set would else be everything.
+    """
+    for value in values or ():
+        if not value.replace(",", "").strip():
+            kind = option.lstrip("-")
+            raise BadInput(f"{option} names nothing; leave it out for the usual {kind}.")
     parts = [part.strip() for value in values or () for part in value.split(",")]
     return [part for part in parts if part]
+
+
+def folder_of_run(word: str) -> Path:
+    """The folder that a word names; an empty one would be the folder that one is in."""
+    if not word:
+        raise typer.BadParameter("the name of the run is empty")
+    return Path(word)
+
+
+def named(word: str, what: str) -> None:
+    """Refuse an empty word where a folder or a model is named, before it is taken for `.`."""
+    if not word:
+        raise BadInput(f"the name of the {what} is empty; name its folder, or `.` for this one.")
 
 
 # The process and its command line

@@ -25,6 +25,8 @@ from overt.cli.arguments import (
     complete_table,
     examples,
     first_process,
+    folder_of_run,
+    named,
     one_process,
     split_values,
 )
@@ -209,7 +211,7 @@ def table(
     from overt.recipes.tables import find, pick, run_table
 
     wanted = find(name)
-    chosen = pick(wanted, split_values(rows))
+    chosen = pick(wanted, split_values(rows, "--rows"))
     checks.device(device)
     root = checks.data_root(data)
     one_process("table")
@@ -254,7 +256,7 @@ def demo(
     from overt.recipes import checks, folder
     from overt.recipes import demo as showing
 
-    wanted = showing.pick(split_values(rows))
+    wanted = showing.pick(split_values(rows, "--rows"))
     checks.device(device)
     root = checks.data_root(data)
     one_process("demo")
@@ -285,7 +287,9 @@ def demo(
     epilog=examples("overt report runs/soft", "overt report runs/soft runs/truth --out both.html")
 )
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of runs.", parser=folder_of_run)
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     samples: Annotated[
         int, typer.Option(min=1, max=1000, help="How many samples at most are shown.")
@@ -349,6 +353,7 @@ def look(
     """Show where a model looks: in a picture, a text, or both."""
     from overt.recipes import checks, folder, looking
 
+    named(model, "model")
     wish = looking.Wish(layer, head, query, way)
     looking.check(out, inputs, wish)
     checks.device(device)
@@ -387,6 +392,8 @@ def serve(
     """
     from overt.recipes import checks
 
+    for model in models or []:
+        named(model, "model")
     checks.device(device)
     from overt.serve.running import serve as run
 
@@ -422,7 +429,8 @@ def measure(
         str | None, typer.Option(help="Another model, run or maps, measured on the same samples.")
     ] = None,
     maps: Annotated[
-        Path | None, typer.Option(help="Maps of somebody else beside those of the model.")
+        Path | None,
+        typer.Option(help="Maps of somebody else too: an .npz, an array under each id, or PNGs."),
     ] = None,
     measures: Annotated[
         list[str] | None,
@@ -456,8 +464,11 @@ def measure(
         return
     if model is None:
         raise BadInput("name what to measure: a run, a model or maps; `overt measure --help`.")
-    named = tuple(split_values(measures)) or None
-    wish = measuring.Wish(model, data_set, named, maps, over, limit, seed, portion)
+    for word, what in ((model, "model or run"), (data_set, "data set"), (compare, "other model")):
+        if word is not None:
+            named(word, what)
+    chosen = tuple(split_values(measures, "--measures")) or None
+    wish = measuring.Wish(model, data_set, chosen, maps, over, limit, seed, portion)
     measuring.check(wish, out, compare)
     checks.device(device)
     root = checks.data_root(data)
@@ -471,6 +482,8 @@ def measure(
         print()
         gaps = card.compare(other)
         print_table(f"{card.name} less {other.name}", *measuring.differences(gaps))
+        if left_out := card.not_compared(other):
+            print(left_out)
     print(f"\nEverything is in {out}; open {out / measuring.PAGE} in a browser.")
 
 
@@ -498,6 +511,8 @@ def doctor(
     from overt.recipes import checks, opening
     from overt.recipes import doctor as examine
 
+    if subject is not None:
+        named(subject, "run or model")
     if data is not None:
         checks.data_root(data)
     if repair:

@@ -123,8 +123,11 @@ class PhotoSet:
 
     def _existing(self, entry: Entry) -> Path:
         path = _below(self._folder, entry.path)
+        if path.is_dir():
+            raise Damaged(f"{path} is a folder and no photo; rename it, or put it elsewhere.")
         if not path.is_file():
-            raise Damaged(f"{path} is missing, but {self.name} names it; get it again.")
+            whose = self.name or self._folder.resolve()  # the folder `.` has no name
+            raise Damaged(f"{path} is missing, but {whose} names it; get it again.")
         return path
 
 

@@ -68,7 +68,7 @@ def test_an_example_can_be_copied(line: str) -> None:
     if name == "run":
         settings.apply(REAL[given["recipe"]](), given["sets"] or [])
     elif name == "table":
-        tables.pick(TABLES[given["name"]], split_values(given["rows"]))
+        tables.pick(TABLES[given["name"]], split_values(given["rows"], "--rows"))
     elif name == "list" and given["name"] is not None:
         assert given["name"] in {**REAL, **TABLES}
 

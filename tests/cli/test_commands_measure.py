@@ -65,6 +65,19 @@ def test_two_sets_of_maps_are_compared(call: Call, photos: Path, tmp_path: Path)
     assert "maps less one" in (tmp_path / "card" / "scorecard.html").read_text()
 
 
+def test_what_another_grid_makes_of_a_shape_is_not_compared(
+    call: Call, shelf: foreign.Shelf, photos: Path, tmp_path: Path
+) -> None:
+    write_arrays(tmp_path / "one.npz", {f"p{at}": np.ones((6, 6)) for at in range(4)})
+    code, said, err = call(
+        "measure", shelf["vit"], photos, "--compare", tmp_path / "one.npz",
+        "--measures", "entropy", "--out", tmp_path / "card",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "not compared: entropy (they depend on the number of keys, and of " in said
+    assert read_json(tmp_path / "card" / "compared.json") == []
+
+
 def test_the_list_has_every_measure_and_what_it_cannot_say(call: Call) -> None:
     code, said, err = call("measure", "--list")
     assert code == 0 and err == ""
@@ -85,12 +98,16 @@ def test_the_list_has_every_measure_and_what_it_cannot_say(call: Call) -> None:
         (["{photos}/maps", "{photos}", "--limit", "0"], "--limit"),
         (["{photos}/maps", "{photos}", "--device", "tpu"], "there is no device 'tpu'"),
         (["{photos}/maps", "{photos}", "--out", "{photos}/p0.png/x"], "is a file"),
-        (["{photos}/maps", "{photos}", "--maps", "gone.npz"], "neither an .npz"),
+        (["{photos}/maps", "{photos}", "--maps", "gone.npz"], "gone.npz does not exist"),
+        (["gone.npz", "{photos}"], "gone.npz does not exist; name an .npz of maps"),
+        (["{photos}/maps", "{photos}", "--measures", ""], "--measures names nothing; leave it out"),
         (["{photos}/maps", "{photos}/maps/p0.png"], "There is no data set"),
         (["{photos}", "{photos}", "--compare", "gone"], "'gone' is not a folder"),
         (["{vit}", "yelp_hat"], "name the folder that holds yelp_hat"),
         (["{bert}", "{photos}"], "bert reads texts, and photos"),
-        (["", "{photos}"], "holds no model"),
+        (["", "{photos}"], "the name of the model or run is empty"),
+        (["{photos}/maps", ""], "the name of the data set is empty"),
+        (["{photos}/maps", "{photos}", "--compare", ""], "the name of the other model is empty"),
         (
             ["{photos}/maps", "{photos}", "--over", "sound"],
             "gives a map of these samples over 'sound'",

@@ -64,8 +64,14 @@ def test_a_photo_that_is_missing_is_named_when_the_set_is_opened(folder):
     with pytest.raises(Damaged, match=r"b/1\.jpg is missing"):
         toy(folder)
     (folder / "b/1.jpg").mkdir()
-    with pytest.raises(Damaged, match=r"b/1\.jpg is missing"):
+    with pytest.raises(Damaged, match=r"b/1\.jpg is a folder and no photo; rename it"):
         toy(folder)
+
+
+def test_a_set_without_a_name_goes_by_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Damaged, match=rf"gone\.png is missing, but {tmp_path} names it"):
+        PhotoSet("", "all", ".", [Entry("gone.png", 0)], ("a",), (4, 4))
 
 
 @pytest.mark.parametrize("name", ["../x.jpg", "/etc/passwd", "a/../../x.jpg", "a\\x.jpg", "a\0b"])

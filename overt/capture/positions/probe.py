@@ -30,12 +30,15 @@ from overt.capture.positions.ramps import (
     Photo,
     Ramps,
     Size,
+    TooSmall,
     Window,
     bright,
     dark,
     decode,
 )
 from overt.geometry import PixelGeometry
+
+NARROW = 24  # pixels: means over fewer are mostly noise, and so is what does not fit to them
 
 Canvas = np.ndarray  # (channels, height, width), any kind of number
 Canvases = Callable[[Photo], Sequence[Canvas]]
@@ -94,8 +97,27 @@ def _place(canvases: Canvases, size: Size, repeats: int) -> list[Placed]:
         again = _made(canvases, rising)
         if not all(map(np.array_equal, across, again)):
             raise NotAffine("the same photo came out differently twice, so something is random")
+    try:
+        return _nearer(canvases, whole, low, high, across)
+    except NotAffine as problem:
+        if min(size) >= NARROW:
+            raise
+        raise TooSmall(
+            f"it has {size[0]} x {size[1]} pixels, too few to measure what is done to them"
+        ) from problem
+
+
+def _nearer(
+    canvases: Canvases,
+    whole: Ramps,
+    low: list[Float[np.ndarray, "c y x"]],
+    high: list[Float[np.ndarray, "c y x"]],
+    across: list[Float[np.ndarray, "c y x"]],
+) -> list[Placed]:
+    """What the pictures say; what little a crop leaves is measured again with steeper ramps."""
+    size = whole.size
     placed = _explain(whole, low, high, _made(canvases, whole.picture(0)), across)
-    if len(placed) == 1:  # what little a crop leaves is measured again with steeper ramps
+    if len(placed) == 1:
         nearer = Ramps(size, _around(placed[0], size))
         if _smaller(nearer.window, whole.window):
             down, across = (_made(canvases, nearer.picture(axis)) for axis in (0, 1))
@@ -151,7 +173,7 @@ def _explain(
 
 def _strip(seen: Decoded) -> bool:
     """Whether too little is shown along an axis to measure it alone."""
-    return any(side.stop - side.start < 24 for side in seen.window)
+    return any(side.stop - side.start < NARROW for side in seen.window)
 
 
 def _agreed(tile: Placed, tiles: Sequence[Placed], size: Size) -> tuple[float, float]:
@@ -235,7 +257,7 @@ def _check(seen: Decoded, axis: int, line: Line) -> None:
     known = np.isfinite(wrong)
     counts = known.sum(axis=1)
     means = np.where(known, wrong, 0).sum(axis=1) / np.maximum(counts, 1)
-    counts = np.where(counts < 24, 0, counts)  # the mean of a strip is mostly noise
+    counts = np.where(counts < NARROW, 0, counts)  # the mean of a strip is mostly noise
     # a row's mean is free of most rounding; the rim of a photo is drawn inwards by the filter
     room = slack(1 / seen.ramps.along[axis]) + 0.25 / abs(scale)
     if counts.any() and np.abs(means - np.median(means[counts > 0]))[counts > 0].max() > room:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from overt.capture.positions.probe import Canvas, Canvases, Tiles, measure
-from overt.capture.positions.ramps import NotAffine, Photo, Size, dark
+from overt.capture.positions.ramps import NotAffine, Photo, Size, TooSmall, dark
 from overt.geometry import PixelGeometry
 
 COIN_TOSSES = 8  # a mirror tossed with a coin comes out the same twice half the time
@@ -148,6 +148,11 @@ def _alone(tiles: Tiles, of: Any) -> PixelGeometry:
 
 
 def _refused(what: Any, reason: NotAffine | None) -> NotAffine:
+    if isinstance(reason, TooSmall):
+        return TooSmall(
+            f"the picture is too small to tell where {_name(what)} puts it and where its cells "
+            f"lie: {reason}. Give a larger one, or build the PixelGeometry by hand."
+        )
     return NotAffine(
         f"{_name(what)} does more to a photo than stretch, cut, pad and mirror it: {reason}. "
         "Give what is used for evaluation, or build the PixelGeometry by hand."

@@ -23,6 +23,10 @@ class NotAffine(ValueError):
     """A transform that does more to a photo than stretch, cut, pad and mirror it."""
 
 
+class TooSmall(NotAffine):
+    """A photo of so few pixels that what a transform does to it cannot be told."""
+
+
 def dark(size: Size) -> Photo:
     """A picture of one low value."""
     return np.full((*size, 3), int(DARK), np.uint8)

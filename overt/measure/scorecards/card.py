@@ -28,6 +28,8 @@ from overt.measure.statistics import Interval
 FORMAT = "overt scorecard 1"
 MODEL = "model"  # the row of what is asked of the model and not of a map
 JSON, CSV, SAMPLES, CLOCK = "scorecard.json", "scorecard.csv", "samples.npz", "clock.json"
+KEY_COUNT = "key_count"  # the array of how many keys each sample has
+SHAPE = "shape"  # the question of measures whose numbers depend on how many keys there are
 _ARROWS = {"higher": "↑", "lower": "↓", "neither": " "}
 
 Numbers = NDArray[np.float32]
@@ -71,7 +73,8 @@ class Scorecard:
     `maps` are the rows, the one that is judged first; `measures` say what each number means, as
     plain values; `numbers[map, key]` are one a sample, NaN where it is not defined. `clusters` name
     what samples share, such as their image. `skipped` says of a measure why it was not asked.
-    `seconds` are what each measure took, with all that it was the first to need.
+    `seconds` are what each measure took, with all that it was the first to need. `key_counts` are
+    how many keys the maps of each sample have, None where nobody has written that down.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Scorecard:
     numbers: Mapping[tuple[str, str], Numbers]
     skipped: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    key_counts: Numbers | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -115,6 +119,15 @@ class Scorecard:
         if found is None:
             raise ValueError(f"there is no map {map!r}; there are {', '.join(self.maps)}")
         return found
+
+    def _gives(self, key: str, map: str | None) -> bool:
+        """Whether there is a number of this map by this measure; some maps have none, as even ones.
+
+        An unknown map is answered with those there are.
+        """
+        if map is not None and map not in self.maps:
+            raise ValueError(f"there is no map {map!r}; there are {', '.join(self.maps)}")
+        return any((name, key) in self.numbers for name in (MODEL, map or self.subject))
 
     # --- statistics
 
@@ -149,11 +162,45 @@ class Scorecard:
         return self._differences(keys, rows, self.subject, control)
 
     def compare(self, other: "Scorecard", map: str | None = None) -> tuple[Difference, ...]:
-        """This card's judged map less that of another model, on the same samples, by their ids."""
+        """This card's judged map less that of another model, on the same samples, by their ids.
+
+        What hangs on the number of keys is left out where the two have not as many: `not_compared`.
+        """
         order = _order(self, other)
-        keys = [key for key in self.keys if key in other.keys]
+        left_out = self._on_other_scales(other)
+        keys = [key for key in self.keys if self._gives(key, map) and other._gives(key, map)]
+        keys = [key for key in keys if key not in left_out]
         rows = [self.values(key, map) - other.values(key, map)[order] for key in keys]
         return self._differences(keys, rows, self.name, other.name)
+
+    def not_compared(self, other: "Scorecard") -> str:
+        """Which measures `compare` leaves out and why, in a sentence; empty where it is none."""
+        left_out, found = self._on_other_scales(other), self._other_keys(other)
+        if not left_out or found is None:
+            return ""
+        at, ours, theirs = found
+        return (
+            f"not compared: {', '.join(left_out)} (they depend on the number of keys, and of "
+            f"{self.ids[at]!r} {self.name} has {ours} and {other.name} {theirs})"
+        )
+
+    def _on_other_scales(self, other: "Scorecard") -> tuple[str, ...]:
+        """The measures of shape that both have, where their maps have not as many keys."""
+        if self._other_keys(other) is None:
+            return ()
+        both = (key for key in self.keys if key in other.keys)
+        return tuple(key for key in both if self.about(key)["question"] == SHAPE)
+
+    def _other_keys(self, other: "Scorecard") -> tuple[int, int, int] | None:
+        """The first sample that has not as many keys on both cards, and how many; None of none."""
+        if self.key_counts is None or other.key_counts is None:
+            return None
+        ours, theirs = self.key_counts, other.key_counts[_order(self, other)]
+        differ = np.flatnonzero(np.abs(ours - theirs) > 0)  # one that is not known is no difference
+        if not len(differ):
+            return None
+        at = int(differ[0])
+        return at, int(ours[at]), int(theirs[at])
 
     def _differences(
         self, keys: Sequence[str], rows: Sequence[Numbers], first: str, second: str
@@ -331,6 +378,8 @@ class Scorecard:
             "id": np.array(self.ids, dtype=np.str_),
             "cluster": np.array(self.clusters, dtype=np.str_),
         }
+        if self.key_counts is not None:
+            arrays[KEY_COUNT] = self.key_counts
         for (name, key), values in self.numbers.items():
             arrays[f"{name}|{key}"] = values
         files.write_arrays(folder / SAMPLES, arrays)
@@ -351,6 +400,9 @@ class Scorecard:
                 raise ValueError(f"its format is {said['format']!r}")
             ids = tuple(str(name) for name in arrays.pop("id"))
             clusters = tuple(str(name) for name in arrays.pop("cluster"))
+            counts = arrays.pop(KEY_COUNT, None)
+            if counts is not None and counts.shape != (len(ids),):
+                raise ValueError(f"{KEY_COUNT!r} is not a number for each of {len(ids)} samples")
             numbers = {}
             for name, values in arrays.items():
                 which, bar, key = name.partition("|")
@@ -364,7 +416,7 @@ class Scorecard:
             )
             return cls(
                 said["name"], said["data"], said["seed"], tuple(said["maps"]), measures,
-                ids, clusters, numbers, said["skipped"], clock,
+                ids, clusters, numbers, said["skipped"], clock, counts,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as problem:
             raise Damaged(f"{folder / JSON} is not a scorecard: {problem}.") from problem
@@ -375,13 +427,17 @@ def over_runs(
 ) -> dict[str, Interval]:
     """By measure the mean over runs that differ by their seed, and over samples: two levels.
 
-    With `others` the difference to those. Runs and clusters of samples are both drawn anew, so the
-    interval speaks of the method and not of the runs at hand. All cards are of the same samples.
+    With `others` the difference to those, without what hangs on the number of keys where they have
+    not as many. Runs and clusters of samples are both drawn anew, so the interval speaks of the
+    method and not of the runs at hand. All cards are of the same samples.
     """
     if not cards:
         raise ValueError("there is no scorecard to take a mean of")
     first = cards[0]
-    keys = [key for key in first.keys if all(key in one.keys for one in (*cards, *others))]
+    everyone = (*cards, *others)
+    unlike = {key for one in others for key in first._on_other_scales(one)}
+    keys = [key for key in first.keys if all(one._gives(key, map) for one in everyone)]
+    keys = [key for key in keys if key not in unlike]
     found = {}
     for key in keys:
         ours = _stacked(first, cards, key, map)

@@ -22,6 +22,8 @@ from overt.data.batch import Batch
 from overt.data.hat import gathered, read_map
 from overt.errors import BadInput, Damaged
 
+IDS, STACKED = "ids", "maps"  # the arrays of a file that has all maps in one
+REAL = "biuf"  # kinds of numpy numbers that can be weights: truth values, whole and real ones
 CELLS = (14, 14)  # of a picture, where no truth says otherwise
 
 Weights = NDArray[np.float32]
@@ -123,17 +125,24 @@ def outside_maps(where: Path | str) -> OutsideMaps:
         return OutsideMaps(
             where, {path.stem: _reader(path) for path in pictures}, whole.hexdigest()
         )
+    if not where.exists():
+        raise BadInput(f"{where} does not exist; name an .npz of maps or a folder of PNG pictures.")
     if where.suffix != ".npz" or not where.is_file():
         raise BadInput(f"{where} is neither an .npz of maps nor a folder of PNG pictures.")
     arrays = files.read_arrays(where)
-    if set(arrays) == {"ids", "maps"}:
-        names, maps = [str(one) for one in arrays["ids"]], arrays["maps"]
+    if set(arrays) == {IDS, STACKED}:
+        names, maps = [str(one) for one in arrays[IDS]], arrays[STACKED]
         if len(names) != len(maps) or len(set(names)) < len(names):
             raise Damaged(f"{where} has {len(names)} ids for {len(maps)} maps, or one twice.")
         arrays = dict(zip(names, maps, strict=True))
+    elif STACKED in arrays and arrays[STACKED].ndim == 3:
+        raise BadInput(
+            f"{where} has {len(arrays[STACKED])} maps in one array `{STACKED}` and does not say of "
+            f"which samples; put an array `{IDS}` beside it with the id of each, and nothing else."
+        )
     if not arrays:
         raise BadInput(f"{where} holds no maps.")
-    known = {name: _kept(values) for name, values in arrays.items()}
+    known = {name: _kept(where, name, values) for name, values in arrays.items()}
     return OutsideMaps(where, known, files.digest(where))
 
 
@@ -149,8 +158,16 @@ def _reader(path: Path) -> Callable[[], Weights]:
     return lambda: read_map(path).numpy()
 
 
-def _kept(values: NDArray[np.generic]) -> Callable[[], Weights]:
-    return lambda: values.astype(np.float32)
+def _kept(where: Path, name: str, values: NDArray[np.generic]) -> Callable[[], Weights]:
+    def read() -> Weights:
+        if values.dtype.kind not in REAL:
+            raise Damaged(
+                f"{where}: the map of {name!r} holds {values.dtype} and no plain numbers; a weight "
+                "is one number of at least 0."
+            )
+        return values.astype(np.float32)
+
+    return read
 
 
 def _shorter(name: str) -> list[str]:

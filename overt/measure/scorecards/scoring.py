@@ -32,7 +32,7 @@ from overt.data.batch import Batch
 from overt.data.human import Truth, truth_of
 from overt.data.source import Source
 from overt.errors import BadInput, Damaged
-from overt.measure.scorecards.card import MODEL, Numbers, Scorecard
+from overt.measure.scorecards.card import JSON, MODEL, Numbers, Scorecard
 from overt.measure.scorecards.catalogue import choose
 from overt.measure.scorecards.entries import Entry, Unasked
 from overt.measure.scorecards.sight import Look, Sight
@@ -108,12 +108,16 @@ def scorecard(
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The numbers of a shard: `numbers[m, e, n]` of map m by measure e for sample n."""
+    """The numbers of a shard: `numbers[m, e, n]` of map m by measure e for sample n.
+
+    `key_counts[n]` is how many keys the maps of sample n have; NaN where that was not written down.
+    """
 
     ids: tuple[str, ...]
     clusters: tuple[str, ...]
     maps: tuple[str, ...]
     numbers: NDArray[np.float32]
+    key_counts: NDArray[np.float32]
     skipped: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -222,7 +226,8 @@ def _measured(sight: Sight, entries: Sequence[Entry]) -> Part:
             if name == names[0]:
                 skipped.pop(entry.key, None)
         clock[entry.key] = time.perf_counter() - started
-    return Part(sight.batch.ids, clusters_of(sight.batch), rows, numbers, skipped, clock)
+    counts = sight.key_counts.cpu().numpy()
+    return Part(sight.batch.ids, clusters_of(sight.batch), rows, numbers, counts, skipped, clock)
 
 
 def _together(parts: Sequence[Part]) -> Part:
@@ -248,6 +253,7 @@ def _together(parts: Sequence[Part]) -> Part:
         tuple(name for part in parts for name in part.clusters),
         maps,
         np.concatenate(blocks, axis=2),
+        np.concatenate([part.key_counts for part in parts]),
         skipped,
         seconds,
     )
@@ -292,6 +298,7 @@ def _joined(work: _Work, parts: Sequence[Part], label: str) -> Scorecard:
         numbers=numbers,
         skipped=skipped,
         seconds=seconds,
+        key_counts=whole.key_counts,
     )
 
 
@@ -319,11 +326,12 @@ def _kept(work: _Work, out: Path, here: Share, progress: Progress | None, label:
     """The parts of all processes; this one measures its share of those that are not there."""
     plan = work.plan(label)
     key = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+    first = here.rank == 0
     mine = range(here.rank, work.count, here.world)
     told = _Told(progress, sum(len(work.span(number)) for number in mine))
-    with files.lock(out) if here.rank == 0 else nullcontext():
+    with files.lock(out) if first else nullcontext():
         files.sweep(out / PARTS)
-        _claim(out, plan)
+        _claim(out, plan, key, first)
         for number in mine:
             if _done(out, key, number):
                 told.more(len(work.span(number)))
@@ -333,14 +341,21 @@ def _kept(work: _Work, out: Path, here: Share, progress: Progress | None, label:
     return [_read(out, key, number) for number in range(work.count)]
 
 
-def _claim(out: Path, plan: Mapping[str, Any]) -> None:
-    """Make the folder that of this work, or see that it already is; another's is refused."""
+def _claim(out: Path, plan: Mapping[str, Any], key: str, first: bool) -> None:
+    """Make the folder that of this work, or see that it already is; another's is refused.
+
+    A plan of which nothing was ever scored is nobody's work: the first process puts its own there.
+    """
     path = out / PLAN
     if not path.exists():
         files.write_json(path, plan)
         return
     theirs = files.read_json(path)
     if theirs == plan:
+        return
+    if not _scored(out, key):
+        if first:
+            files.write_json(path, plan)
         return
     other = [
         name for name in plan if not isinstance(theirs, dict) or theirs.get(name) != plan[name]
@@ -349,6 +364,13 @@ def _claim(out: Path, plan: Mapping[str, Any]) -> None:
         f"{out} holds a scorecard of other work, which differs in {', '.join(other)}; choose "
         "another folder or remove this one."
     )
+
+
+def _scored(out: Path, key: str) -> bool:
+    """Whether the folder holds numbers of other work: a card, or a part with another key."""
+    numbers = (path.name.removeprefix("part-") for path in (out / PARTS).glob("part-*"))
+    parts = [int(number) for number in numbers if number.isdecimal()]
+    return (out / JSON).exists() or not all(_done(out, key, number) for number in parts)
 
 
 def _place(out: Path, number: int) -> Path:
@@ -372,6 +394,7 @@ def _write(out: Path, key: str, number: int, part: Part) -> None:
                 "cluster": np.array(part.clusters, dtype=np.str_),
                 "map": np.array(part.maps, dtype=np.str_),
                 "numbers": part.numbers,
+                "key_count": part.key_counts,
             },
         )
         said = {"format": FORMAT, "key": key, "number": number, "skipped": dict(part.skipped)}
@@ -388,4 +411,5 @@ def _read(out: Path, key: str, number: int) -> Part:
     ids, clusters, maps = (
         tuple(str(word) for word in arrays[name]) for name in ("id", "cluster", "map")
     )
-    return Part(ids, clusters, maps, arrays["numbers"], said["skipped"], clock)
+    counts = arrays.get("key_count", np.full(len(ids), np.nan, dtype=np.float32))
+    return Part(ids, clusters, maps, arrays["numbers"], counts, said["skipped"], clock)

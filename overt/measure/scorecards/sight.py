@@ -24,6 +24,7 @@ from overt.measure.effects import leave_one_out, slope
 from overt.measure.faithfulness import Decide
 from overt.measure.flipping import Curve, deletion_curve, insertion_curve
 from overt.measure.grids import on_grid
+from overt.measure.measured import row
 from overt.measure.removal import blurred, imputed, in_features, in_pixels, to_mean
 from overt.measure.scorecards import cells
 from overt.measure.scorecards.entries import Unasked
@@ -194,6 +195,18 @@ class Sight:
             except Unasked:
                 continue
         raise Unasked("neither the model nor anybody else gives a map of these samples")
+
+    @cached_property
+    def key_counts(self) -> Float[Tensor, " b"]:
+        """How many keys each sample has: all cells of a picture, or the words that are there.
+
+        NaN where the map sees none, as one that is not defined.
+        """
+        weights, seen = row(self.like)
+        if len(self.like.keys.spans[0].shape) > 1:
+            return torch.full((len(self),), float(weights.shape[-1]))
+        counts = seen.sum(dim=-1).float()
+        return torch.where(counts > 0, counts, torch.nan)
 
     def _made(self, name: str) -> AttentionMap:
         match name:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,33 @@ def test_the_judged_map_is_held_to_a_control_by_every_measure_of_maps() -> None:
     assert [gaps[key].verdict for key in NAMES[:3]] == ["better", "better", ""]
     with pytest.raises(ValueError, match="there is no map 'cat'"):
         card.against("cat")
+
+
+def test_shapes_of_maps_with_other_numbers_of_keys_are_not_compared() -> None:
+    one, two = made(1, name="fine"), made(2, name="coarse")
+    keys = [gap.key for gap in one.compare(two)]
+    assert "entropy" in keys and one.not_compared(two) == ""  # nobody has counted
+    fine, coarse = (
+        replace(card, key_counts=np.full(40, count, dtype=np.float32))
+        for card, count in ((one, 64), (two, 16))
+    )
+    assert [gap.key for gap in fine.compare(coarse)] == [key for key in keys if key != "entropy"]
+    assert fine.not_compared(coarse) == (
+        "not compared: entropy (they depend on the number of keys, and of 's0' fine has 64 and "
+        "coarse 16)"
+    )
+    assert "entropy" not in over_runs([fine], [coarse]) and "entropy" in over_runs([fine])
+    alike = replace(two, key_counts=np.array([np.nan, *[64] * 39], dtype=np.float32))
+    assert fine.compare(alike) == one.compare(two) and fine.not_compared(alike) == ""
+
+
+def test_how_many_keys_there_were_is_written_down(tmp_path: Path) -> None:
+    counted = replace(made(), key_counts=np.arange(40, dtype=np.float32))
+    counted.save(tmp_path)
+    assert np.array_equal(Scorecard.load(tmp_path).key_counts, counted.key_counts)
+    replace(counted, key_counts=np.ones(3, dtype=np.float32)).save(tmp_path)
+    with pytest.raises(Damaged, match="'key_count' is not a number for each of 40 samples"):
+        Scorecard.load(tmp_path)
 
 
 def test_two_models_are_compared_on_the_same_samples_whatever_their_order() -> None:

@@ -89,6 +89,8 @@ def test_a_scorecard_of_maps_alone(tmp_path: Path) -> None:
         ({"picture-00000": np.ones((2, 2, 3))}, "has the shape"),
         ({"picture-00000": -np.ones((2, 2))}, "numbers that are no weights"),
         ({"picture-00000": np.full((2, 2), np.nan)}, "numbers that are no weights"),
+        ({"picture-00000": np.full((2, 2), 1 + 2j)}, "holds complex128 and no plain numbers"),
+        ({"picture-00000": np.array([["a", "b"]])}, "holds <U1 and no plain numbers"),
         ({"ids": np.array(["a", "a"]), "maps": np.ones((2, 3))}, "or one twice"),
     ],
 )
@@ -101,8 +103,15 @@ def test_what_is_no_map_is_damaged(tmp_path: Path, arrays, said: str) -> None:
 def test_what_is_no_file_of_maps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no \.png in it"):
         outside_maps(tmp_path)
+    for gone in ("maps.txt", "maps.npz", "maps"):
+        with pytest.raises(BadInput, match=rf"{gone} does not exist; name an \.npz of maps"):
+            outside_maps(tmp_path / gone)
+    (tmp_path / "maps.txt").touch()
     with pytest.raises(BadInput, match=r"neither an \.npz"):
         outside_maps(tmp_path / "maps.txt")
+    write_arrays(tmp_path / "stack.npz", {"maps": np.ones((3, 6, 6))})
+    with pytest.raises(BadInput, match=r"has 3 maps in one array `maps`.*put an array `ids`"):
+        outside_maps(tmp_path / "stack.npz")
     both = {"picture-00000": np.ones((2, 2)), "picture-00001": np.ones(3)}
     write_arrays(tmp_path / "both.npz", both)
     with pytest.raises(Damaged, match="pictures and texts"):

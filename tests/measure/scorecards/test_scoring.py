@@ -1,6 +1,7 @@
 """Streaming: no number hangs on portions or processes, and work that was killed goes on."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from overt import measure
+from overt.attention import AttentionMap, grid
 from overt.errors import BadInput
-from overt.measure.scorecards.scoring import clusters_of, known
+from overt.measure.scorecards.scoring import _claim, clusters_of, known
 from overt.measure.scorecards.sight import RANDOM
 from overt.supervise.surrogate.making import Share
 from overt.testing import PlantedCell, PlantedWord
@@ -143,6 +146,24 @@ def test_bad_input_is_a_sentence(more, said: str) -> None:
         measure.scorecard(**given)
 
 
+def test_even_maps_of_other_grids_do_not_differ_in_shape() -> None:
+    """An even map of 64 cells has more nats than one of 16, and is no wider."""
+
+    def even(side: int):
+        return lambda batch: AttentionMap.from_cells(
+            torch.ones(len(batch), side**2) / side**2, grid(side, side, geometry=batch.geometry)
+        )
+
+    names = ["cc", "mass_inside", "entropy", "effective_support", "gini", "hoyer"]
+    fine, coarse = (
+        measure.scorecard(None, Pictures(4), names, {"even": even(side)}, name=f"{side}")
+        for side in (8, 4)
+    )
+    assert fine.key_counts is not None and fine.key_counts.tolist() == [64.0] * 4
+    assert [one.key for one in fine.compare(coarse)] == ["mass_inside"]
+    assert fine.not_compared(coarse).startswith("not compared: entropy, effective_support, gini")
+
+
 # --- in a folder
 
 
@@ -163,6 +184,7 @@ def test_progress_is_told_and_a_finished_folder_is_read(tmp_path: Path) -> None:
     data.images = data.images[:0]  # nothing is measured again: no batch could be made
     again = measure.scorecard(model, data, ["cc"], portion=4, shard=5, out=tmp_path)
     same(card, again)
+    np.testing.assert_array_equal(again.key_counts, [16] * 10)
     assert before == {name: (tmp_path / name).read_bytes() for name in FINAL}
 
 
@@ -170,6 +192,31 @@ def test_the_folder_of_another_work_is_refused(tmp_path: Path) -> None:
     measure.scorecard(PlantedCell(), Pictures(4), ["cc"], out=tmp_path)
     with pytest.raises(BadInput, match="differs in model, seed; choose another folder"):
         measure.scorecard(PlantedCell(gain=1.0), Pictures(4), ["cc"], seed=2, out=tmp_path)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_plan_of_which_nothing_was_scored_is_replaced(tmp_path: Path, rank: int) -> None:
+    """What failed at once, as maps that lack a sample do, does not block what was repaired."""
+
+    def broken(batch):
+        raise BadInput("there is no map of the sample")
+
+    with pytest.raises(BadInput, match="no map of the sample"):
+        measure.scorecard(None, Pictures(4), ["cc"], {"broken": broken}, out=tmp_path)
+    assert (tmp_path / "plan.json").is_file()
+    told_maps, data = {"told": told(1.0, None)}, Pictures(4)
+    if rank:  # a process that comes before the first leaves the plan to it, and its part counts
+        _claim(tmp_path, {"other": 1}, "key", first=False)
+        assert "broken" in (tmp_path / "plan.json").read_text()
+    card = measure.scorecard(None, data, ["cc"], told_maps, out=tmp_path)
+    assert "told" in (tmp_path / "plan.json").read_text() and len(card) == 4
+    (tmp_path / "scorecard.json").unlink()  # a part alone is work too
+    with pytest.raises(BadInput, match="differs in seed; choose another folder"):
+        measure.scorecard(None, data, ["cc"], told_maps, seed=1, out=tmp_path)
+    shutil.rmtree(tmp_path / "parts")
+    (tmp_path / "scorecard.json").touch()  # and so is a card alone
+    with pytest.raises(BadInput, match="differs in seed; choose another folder"):
+        measure.scorecard(None, data, ["cc"], told_maps, seed=1, out=tmp_path)
 
 
 @pytest.mark.long

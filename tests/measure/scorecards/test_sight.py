@@ -239,3 +239,14 @@ def test_a_model_that_wants_tensors_is_told_how_it_gets_them() -> None:
         ValueError, match=r"Conv2d cannot be called with a batch; overt.adopt\(model\)"
     ):
         sight.output  # noqa: B018  it is asked when it is read
+
+
+def test_keys_are_the_cells_of_a_picture_and_the_words_of_a_text() -> None:
+    assert Sight(PlantedCell(), Pictures(3).batch(range(3))).key_counts.tolist() == [16.0] * 3
+    texts = Texts(5).batch(range(5))
+    assert texts.token_mask is not None
+    counted = Sight(PlantedWord(), texts).key_counts
+    assert counted.tolist() == texts.token_mask.sum(dim=1).tolist() and len(set(counted)) > 1
+    blind = AttentionMap.from_cells(torch.full((1, 4), torch.nan), words(4))
+    one = Texts(1).batch([0])
+    assert bool(Sight(None, one, looks={"blind": lambda batch: blind}).key_counts.isnan().all())
