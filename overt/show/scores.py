@@ -78,11 +78,17 @@ def render(card: Scorecard, other: Scorecard | None = None, command: str = "") -
         parts=parts,
         sections=sorted((at, name) for name, at in first.items()),
         gaps=[_gap(one) for one in gaps],
+        left_out="" if other is None else _said(card.not_compared(other)),
         skipped=_reasons(card.skipped),
         images=len(set(card.clusters)),
         took=duration(sum(card.seconds.values())),
         command=command,
     )
+
+
+def _said(words: str) -> str:
+    """Words as a sentence; nothing stays nothing."""
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def _lead(card: Scorecard) -> str:

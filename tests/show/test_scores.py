@@ -1,6 +1,7 @@
 """The page of a scorecard: all numbers, what they cannot say, and no way out of the file."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,19 @@ def test_a_comparison_is_a_table_of_its_own() -> None:
     page = render(made(1, name="one"), made(2, lift=0.0, name="two"))
     assert '<h2 id="h-compare">one less two</h2>' in page and "one and two" in page
     assert "h-compare" not in render(made())
+
+
+def test_a_comparison_says_what_it_leaves_out() -> None:
+    one, two = (
+        replace(
+            made(seed, name=name),
+            key_counts=np.full(40, keys, dtype=np.float32),
+            measures=tuple({**about, "question": "shape"} for about in made().measures),
+        )
+        for seed, name, keys in ((1, "one", 16), (2, "two", 64))
+    )
+    assert f"<p>N{one.not_compared(two)[1:]}.</p>".replace("'", "&#39;") in render(one, two)
+    assert "Not compared" not in render(one, one)
 
 
 def test_nothing_in_the_page_is_code_or_asks_a_host(tmp_path: Path) -> None:
