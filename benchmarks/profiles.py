@@ -62,7 +62,11 @@ def pairs(device: str, until: ExitStack) -> dict[str, Callable[[], Pair]]:
         "VL-BERT 164, compiled": partial(_own_compiled, device),
     }
     if device == "cpu":
-        return {**found, "VL-BERT 164": lambda: Pair(*reversed(grounding.model(4, 164)))}
+        return {
+            **found,
+            "VL-BERT 164": lambda: Pair(*reversed(grounding.model(4, 164))),
+            "BERT, Python alone": partial(_bert, device, supervision.Size(64, 1, 12, 24)),
+        }
     return {
         "AdaHAN non-local, mean 9.7": partial(_hard, device, 256, 196, _adaptive(0.5)),
         "AdaHAN non-local, mean 28.5": partial(_hard, device, 256, 196, _adaptive(1.0)),
@@ -92,9 +96,9 @@ def _adaptive(temperature: float) -> hard.Rule:
     return partial(hard.keep_above_uniform, temperature=temperature)
 
 
-def _bert(device: str) -> Pair:
-    size = supervision.Size(164, 4) if device == "cpu" else supervision.Size(164, 64, 12, 768)
-    bert = supervision.Bert.of(size, device)
+def _bert(device: str, size: supervision.Size | None = None) -> Pair:
+    usual = supervision.Size(164, 4) if device == "cpu" else supervision.Size(164, 64, 12, 768)
+    bert = supervision.Bert.of(size or usual, device)
     return Pair(bert.step(bert.ours), bert.step(bert.plain))
 
 

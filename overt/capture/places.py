@@ -74,7 +74,7 @@ class Here(threading.local):
         self.cross: bool | None = None
         self.traces: dict[int, Any] = {}
         self.product: Any = None  # the last one that met no softmax, which may be the scores
-        self.copied: Any = None  # the last mask that was copied: its id, version, copy and itself
+        self.copied: Any = None  # the last mask that was copied, its version, and its copy
         self.steps = 0
 
 

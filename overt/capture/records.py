@@ -93,6 +93,8 @@ def _lasting_mask(mask: Tensor | None) -> Tensor | None:
 
 def _own(mask: Tensor) -> Tensor:
     """A copy of a mask, the same one for all layers that are given the same mask."""
-    if HERE.copied is None or HERE.copied[:2] != (id(mask), mask._version):
-        HERE.copied = (id(mask), mask._version, mask.clone(), mask)
-    return HERE.copied[2]
+    known = HERE.copied
+    if known is None or known[0] is not mask or known[1] != mask._version:
+        HERE.copied = known = (mask, mask._version, mask.clone())
+    copy: Tensor = known[2]
+    return copy

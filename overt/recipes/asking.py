@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overt.errors import BadInput, Failed
 from overt.recipes.opening import Subject
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NEW_TOKENS = 32  # how much of an answer is written by a model that reads first and then writes
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how such classes end
@@ -47,8 +50,8 @@ class Asked:
 
     `text` is the text that was tokenised, which may be the one given inside a prompt, or one of its
     lines; `origin` leads back to what was given. `captions` are the lines of the text, each with
-    the chance that it is the one that fits, where that is what a model can tell. `wrote` is what it
-    has written about a picture, which is then what it reads.
+    the chance that it is the one that fits, where that is what a model can tell. `wrote` is what a
+    model has written in answer, which is what it reads meanwhile.
     """
 
     inputs: Mapping[str, Any]
@@ -218,10 +221,10 @@ def ask(subject: Subject, given: Given, most: float = math.inf) -> Asked:
         text = _prompt(subject, given.text)
         origin = traced(given, text)
     encoded = _encode(subject, text, given.photo)
-    call = keyword_call(subject.model)
     _afford(subject, encoded, most)
-    inputs, call = _writing(subject, encoded, call)
-    return Asked(inputs, call, given, text, _cut(subject, encoded, config), origin, captions)
+    inputs, wrote = _writing(subject, encoded)
+    call, notes = keyword_call(subject.model), _cut(subject, encoded, config)
+    return Asked(inputs, call, given, text, notes, origin, captions, wrote)
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -315,8 +318,9 @@ def _ask_one(subject: Subject, given: Given, towers: tuple[Any, Any] | None, mos
     _afford(subject, encoded, most)
     model = subject.model if towers is None else towers[0]
     notes = _cut(subject, encoded, subject.model.config)
-    inputs, call = _writing(subject, encoded, keyword_call(model))
-    return Asked(inputs, call, given, given.text, notes, given.origin)
+    inputs, wrote = _writing(subject, encoded)
+    call = keyword_call(model)
+    return Asked(inputs, call, given, given.text, notes, given.origin, wrote=wrote)
 
 
 def _captions(model: Any) -> bool:
@@ -333,23 +337,23 @@ def _captions(model: Any) -> bool:
 
 def _captioned(subject: Subject, given: Given) -> Asked:
     """A picture alone: what the model writes about it is what it then reads, word by word."""
+    photo = subject.image_processor(images=_picture(given.photo), return_tensors="pt")
+    encoded = _on(subject, photo)
+    read, wrote = _write(subject, encoded)
+    takes = inspect.signature(subject.model.forward).parameters
+    name = "decoder_input_ids" if "decoder_input_ids" in takes else "input_ids"
+    return Asked({**encoded, name: read}, keyword_call(subject.model), given, wrote=wrote)
+
+
+def _write(subject: Subject, encoded: Mapping[str, Any]) -> "tuple[Tensor, str | None]":
+    """What a model writes when it is given this: the tokens that it reads meanwhile, and words."""
     import torch
 
-    model = subject.model
-    encoded = _on(
-        subject, subject.image_processor(images=_picture(given.photo), return_tensors="pt")
-    )
     with torch.no_grad():
-        written = model.generate(**encoded, max_new_tokens=NEW_TOKENS, do_sample=False)
-    told = None
-    if subject.tokenizer is not None:
-        told = subject.tokenizer.decode(written[0], skip_special_tokens=True)
-    read = written[:, : max(1, written.shape[1] - 1)]  # the last one is written, not read
-    name = "input_ids"
-    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
-        name = "decoder_input_ids"
-    inputs = {**encoded, name: read}
-    return Asked(inputs, keyword_call(model), given, wrote=told)
+        written = subject.model.generate(**encoded, max_new_tokens=NEW_TOKENS, do_sample=False)
+    tokenizer = subject.tokenizer
+    told = None if tokenizer is None else tokenizer.decode(written[0], skip_special_tokens=True)
+    return written[:, : max(1, written.shape[1] - 1)], told  # the last one is written, not read
 
 
 def _tokenized(subject: Subject, text: str | list[str]) -> Any:
@@ -425,26 +429,22 @@ def keyword_call(model: Any) -> Call:
     return call
 
 
-def _writing(
-    subject: Subject, encoded: Mapping[str, Any], call: Call
-) -> tuple[Mapping[str, Any], Call]:
+def _writing(subject: Subject, encoded: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
     """For a model that reads and then writes: what it would write, as input of its decoder."""
     import torch
 
     model = subject.model
     decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters  # as BLIP does
     if not (getattr(model.config, "is_encoder_decoder", False) or decodes):
-        return encoded, call
+        return encoded, None
     if "input_ids" not in encoded:
-        return encoded, call
+        return encoded, None
     if model.can_generate():
-        with torch.no_grad():
-            written = model.generate(**encoded, max_new_tokens=NEW_TOKENS, do_sample=False)
-        written = written[:, : max(1, written.shape[1] - 1)]  # the last one is written, not read
+        read, wrote = _write(subject, encoded)
     else:
         start = model.config.decoder_start_token_id or model.config.bos_token_id or 0
-        written = torch.full((1, 1), start, device=model.device)
-    return {**encoded, "decoder_input_ids": written}, call
+        read, wrote = torch.full((1, 1), start, device=model.device), None
+    return {**encoded, "decoder_input_ids": read}, wrote
 
 
 def _ask_timm(subject: Subject, given: Given) -> Asked:

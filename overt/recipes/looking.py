@@ -230,10 +230,6 @@ def answers(subject: Subject, output: Any, asked: Asked, most: int = 5) -> list[
         return sorted(asked.captions, key=lambda one: -one[1])[:most]
     if asked.wrote is not None:
         return [(asked.wrote, math.nan)]
-    written = asked.inputs.get("decoder_input_ids")
-    if written is not None and subject.tokenizer is not None and written.shape[1] > 1:
-        text = subject.tokenizer.decode(written[0], skip_special_tokens=True)
-        return [(text, math.nan)]
     logits = getattr(output, "logits", None)
     labels = getattr(getattr(subject.model, "config", None), "id2label", None) or {}
     if logits is not None and logits.ndim == 3 and is_language_model(subject):

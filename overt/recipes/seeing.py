@@ -86,7 +86,7 @@ class Names:
     """Which layout an axis of a call has, and what its positions are called."""
 
     def __init__(
-        self, tokenizer: Any, asked: Asked, layouts: Mapping[str, "Layout"], model: Any = None
+        self, tokenizer: Any, asked: Asked, layouts: Mapping[str, "Layout"], model: Any
     ) -> None:
         self.tokenizer = tokenizer
         self.layouts = layouts
@@ -123,8 +123,11 @@ class Names:
         numbers = [str(at) for at in range(count)]
         if not decodes or ids is None or self.tokenizer is None or ids.shape != (1, count):
             return numbers
-        tokens = [self.tokenizer.decode([token]).strip() for token in ids[0].tolist()]
-        return [token or number for token, number in zip(tokens, numbers, strict=True)]
+        return [self._word(*pair) for pair in zip(ids[0].tolist(), numbers, strict=True)]
+
+    def _word(self, token: int, otherwise: str) -> str:
+        """A token as it is written; one that is written as nothing has another name."""
+        return self.tokenizer.decode([token]).strip() or otherwise
 
     def _words(self, part: str) -> list[str]:
         """Characters and cells by their layout; what stands for itself by the tokenizer."""
@@ -138,7 +141,7 @@ class Names:
         told = {at for span in (*grids(layout), *texts(layout)) for at in positions(span)}
         for at, token in enumerate(ids[0].tolist()):
             if at not in told and at < len(names):
-                names[at] = self.tokenizer.decode([token]).strip() or names[at]
+                names[at] = self._word(token, names[at])
         return names
 
 
