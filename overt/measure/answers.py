@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.data.answers import Reading, as_published, vqa_scores
-from overt.errors import BadInput
 from overt.measure.measured import Measured, defined, measured
+from overt.supervise.losses import check_labels
 
 
 @measured("accuracy", "share", higher_is_better=True, low=0.0, high=1.0)
@@ -31,12 +31,8 @@ def labelled(labels: Int[Tensor, " b"], classes: int) -> Bool[Tensor, " b"]:
     On a CPU, where it costs no wait, a label that is no class is told in a sentence.
     """
     beyond = labels >= classes
-    if beyond.device.type == "cpu" and beyond.any():
-        row = int(beyond.nonzero()[0])
-        raise BadInput(
-            f"row {row} is labelled {int(labels[row])}, and there are {classes} classes, 0 to "
-            f"{classes - 1}; a sample without a class is labelled below 0"
-        )
+    if beyond.device.type == "cpu":
+        check_labels(labels, beyond, classes, "below 0")
     return (labels >= 0) & ~beyond
 
 

@@ -33,18 +33,25 @@ def classification(prediction: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) 
     try:
         total = torch.nn.functional.cross_entropy(precise(prediction), labels, reduction="sum")
     except IndexError:
-        _check_labels(labels, prediction.shape[-1])
+        classes = prediction.shape[-1]
+        wrong = ((labels < 0) | (labels >= classes)) & (labels != UNLABELLED)
+        check_labels(labels, wrong, classes, str(UNLABELLED))
         raise
     return Loss(total, (labels != UNLABELLED).sum().to(total.dtype))
 
 
-def _check_labels(labels: Int[Tensor, " b"], classes: int) -> None:
-    wrong = ((labels < 0) | (labels >= classes)) & (labels != UNLABELLED)
+def check_labels(
+    labels: Int[Tensor, " b"], wrong: Bool[Tensor, " b"], classes: int, without: str
+) -> None:
+    """Raise for the first wrong label; `without` is how a sample without a class is labelled.
+
+    This asks for a value: on a card, that is to wait.
+    """
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise BadInput(
             f"row {row} is labelled {int(labels[row])}, and there are {classes} classes, 0 to "
-            f"{classes - 1}; a sample without a class is labelled {UNLABELLED}"
+            f"{classes - 1}; a sample without a class is labelled {without}"
         )
 
 
