@@ -279,5 +279,5 @@ def _sentence(chances: Sequence[tuple[str, float]], writes: bool = False) -> str
         return ""
     name, chance = chances[0]
     if writes or math.isnan(chance):
-        return f"It writes: {name}"
+        return f"It writes: {name}" if name.strip() else "It writes nothing that can be read."
     return f"It answers {name} ({chance:.0%})."
