@@ -5,7 +5,7 @@ Axis letters, the same in every file:  b batch  l layer  h head  q query  k key 
 
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from html import escape
 from io import BytesIO
@@ -187,7 +187,7 @@ class AttentionMap:
 
     values: Float[Tensor, "b l h q k"]
     keys: Layout
-    queries: Layout = POINT
+    queries: Layout = field(default_factory=lambda: POINT)  # which PyTorch 2.11 can compile
     mask: Bool[Tensor, "b #q k"] | None = None
     kind: Kind = Kind.PROBABILITY
     form: Form = Form.PLAIN

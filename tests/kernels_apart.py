@@ -1,5 +1,5 @@
-"""Cases of kernels in a process of their own that checks no types: Triton reads the source of its
-functions, and has to find them as they were written."""
+"""Cases in a process of their own that checks no types: Triton and graphs that are compiled read
+functions, and have to find them as they were written."""
 
 import os
 import subprocess
@@ -16,7 +16,11 @@ def held(cases: Path) -> None:
     """All cases of a file hold: on a card where there is one, else by Triton's interpreter."""
     if not launching.installed():
         pytest.skip("Triton is not installed")
-    how = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    apart(cases, {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
+
+
+def apart(cases: Path, how: dict[str, str]) -> None:
+    """All cases of a file hold, and none is skipped; `how` is added to the environment."""
     words = ["-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull]
     done = subprocess.run(
         [sys.executable, *words, "--rootdir", str(cases.parent), str(cases)],

@@ -21,6 +21,7 @@ from overt.capture.products import ALL, Index, Tap, take, unrounded
 
 # score_mod of FlexAttention: (score, b, h, q, k) -> score, on tensors that broadcast
 Modify = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Given = Index | None  # all of them for None; a slice as a default breaks graphs of PyTorch 2.11
 Allow = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -86,7 +87,7 @@ class Projected:
             sinks=None if self.sinks is None else self.sinks[at],
         )
 
-    def scores(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def scores(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """The logits of some rows and keys; -inf where a query may not look."""
         with unrounded(self.query.device):
             precise = torch.promote_types(self.query.dtype, torch.float32)
@@ -100,7 +101,7 @@ class Projected:
             return self.shaped(scores, rows, keys)
 
     def shaped(
-        self, scores: Float[Tensor, "*l b h s r"], rows: Index, keys: Index
+        self, scores: Float[Tensor, "*l b h s r"], rows: Given, keys: Given
     ) -> Float[Tensor, "*l b h s r"]:
         """Scaled products after the cap, the biases and the masks of this call."""
         _, _, q, k = self.shape
@@ -113,7 +114,7 @@ class Projected:
         allowed = self.seen(rows, keys)
         return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
-    def seen(self, rows: Index, keys: Index) -> Bool[Tensor, "#b #h #s #r"] | None:
+    def seen(self, rows: Given, keys: Given) -> Bool[Tensor, "#b #h #s #r"] | None:
         """Which keys the masks leave to each query; None when there is no mask."""
         _, _, q, k = self.shape
         masks = []
@@ -129,7 +130,7 @@ class Projected:
             return None
         return masks[0] if len(masks) == 1 else torch.stack(torch.broadcast_tensors(*masks)).all(0)
 
-    def log_total(self, rows: Index = ALL) -> Float[Tensor, "b h s 1"]:
+    def log_total(self, rows: Given = None) -> Float[Tensor, "b h s 1"]:
         """The logarithm of what the weights of each row are divided by; 0 for an empty row."""
         scores = self.scores(rows)
         empty = scores.isneginf().all(dim=-1, keepdim=True)  # its gradient would be NaN
@@ -139,19 +140,19 @@ class Projected:
             total = torch.logaddexp(total, rearrange(self.sinks, "h -> 1 h 1 1").to(total.dtype))
         return torch.where(total.isneginf(), 0, total)
 
-    def log_weights(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def log_weights(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """The logarithms of the weights, each row divided by all of its keys."""
         scores = self.scores(rows, keys)
-        if keys == ALL and self.sinks is None:
+        if (keys is None or keys == ALL) and self.sinks is None:
             empty = scores.isneginf().all(dim=-1, keepdim=True)
             return torch.where(empty, 0, scores).log_softmax(-1).masked_fill(empty, -torch.inf)
         return scores - self.log_total(rows)
 
-    def weights(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def weights(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """The weights of some rows and keys; zero in a row that sees nothing."""
         return self.log_weights(rows, keys).exp()
 
-    def _places(self, rows: Index, keys: Index) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _places(self, rows: Given, keys: Given) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         b, h, q, k = self.shape
         device = self.query.device
         return (
@@ -198,7 +199,7 @@ class Written:
         )
         return replace(self, used=self.used[:, at], logits=logits, query=query, key=key)
 
-    def scores(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def scores(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """The logits of some rows and keys; logarithms of the weights when there are no logits."""
         if self.logits is None:
             return self.log_weights(rows, keys)
@@ -206,11 +207,11 @@ class Written:
         scores = take(take(kept, rows, 2), keys, 3)
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
-    def seen(self, rows: Index, keys: Index) -> Bool[Tensor, "#b #h #s #r"] | None:
+    def seen(self, rows: Given, keys: Given) -> Bool[Tensor, "#b #h #s #r"] | None:
         """None: a mask that was added into the scores is read off them."""
         return None
 
-    def log_weights(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def log_weights(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """The logarithms of the weights, each row divided by all of its keys."""
         if self.kind is Kind.SIGNED:
             raise ValueError(
@@ -226,7 +227,7 @@ class Written:
         scores = torch.where(empty, 0, scores).log_softmax(-1).masked_fill(empty, -torch.inf)
         return take(scores[..., : scores.shape[-1] - self.dropped], keys, 3)
 
-    def weights(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def weights(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """The weights of some rows and keys."""
         return take(take(self.used, rows, 2), keys, 3)
 
@@ -309,19 +310,19 @@ class Call:
             chosen=tuple(at if self.chosen is None else (self.chosen[head] for head in at)),
         )
 
-    def weights(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def weights(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """The weights of some rows and keys, exactly as the model used them, before dropout."""
         return self.source.weights(rows, keys)
 
-    def log_weights(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def log_weights(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """Their logarithms, taken from the scores so that nothing underflows."""
         return self.source.log_weights(rows, keys)
 
-    def scores(self, rows: Index = ALL, keys: Index = ALL) -> Float[Tensor, "b h s r"]:
+    def scores(self, rows: Given = None, keys: Given = None) -> Float[Tensor, "b h s r"]:
         """The logits of some rows and keys; -inf where a query may not look."""
         return self.source.scores(rows, keys)
 
-    def visible(self, rows: Index = ALL, keys: Index = ALL) -> Bool[Tensor, "b #s r"] | None:
+    def visible(self, rows: Given = None, keys: Given = None) -> Bool[Tensor, "b #s r"] | None:
         """Which keys each query may see, in any head; None when all see all.
 
         A mask that is added as a very low score hides a key as a mask of -inf does, unless it hides
@@ -345,7 +346,7 @@ class Call:
         width = _count(keys, k)
         return found.expand(b, s, width if r == 1 else r)
 
-    def _low(self, rows: Index) -> Float[Tensor, "#b #h #s #k"] | None:
+    def _low(self, rows: Given) -> Float[Tensor, "#b #h #s #k"] | None:
         """The scores of some rows and all keys from which hidden keys are read off, if any are."""
         source = self.source
         if isinstance(source, Written):
@@ -368,7 +369,7 @@ def _edge(dtype: torch.dtype) -> float:
     return max(torch.finfo(dtype).min / 2, -9e3)
 
 
-def part_of(values: Tensor, rows: Index, keys: Index, sizes: tuple[int, int]) -> Tensor:
+def part_of(values: Tensor, rows: Given, keys: Given, sizes: tuple[int, int]) -> Tensor:
     """The rows and keys of something that broadcasts to (b, h, q, k)."""
     values = values.reshape((1,) * (4 - values.ndim) + tuple(values.shape))
     if values.shape[2] == sizes[0] and sizes[0] > 1:
@@ -394,14 +395,16 @@ def _of_heads(values: Tensor | None, at: Tensor) -> Tensor | None:
     return values.index_select(values.ndim - 3, at)
 
 
-def _positions(index: Index, length: int, device: torch.device) -> Int[Tensor, "b n"]:
-    if isinstance(index, slice):
-        return torch.arange(length, device=device)[index][None]
+def _positions(index: Given, length: int, device: torch.device) -> Int[Tensor, "b n"]:
+    if not isinstance(index, Tensor):
+        return torch.arange(length, device=device)[ALL if index is None else index][None]
     return index.to(device).clamp_min(0)
 
 
-def _count(index: Index, length: int) -> int:
-    return len(range(length)[index]) if isinstance(index, slice) else index.shape[1]
+def _count(index: Given, length: int) -> int:
+    if isinstance(index, Tensor):
+        return index.shape[1]
+    return len(range(length)[ALL if index is None else index])
 
 
 def default_scale(query: Tensor) -> float:

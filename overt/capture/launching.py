@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,14 +22,14 @@ KEYS = 64  # that a kernel looks at together
 ROWS = 64  # at most, of one sample: more are no longer few
 WIDE = 128  # features of a head, at most
 FORMATS = (torch.bfloat16, torch.float16, torch.float32)
+TRITON = find_spec("triton") is not None  # asked here: a graph that is compiled cannot ask
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU then, for tests
 KeptOfCosts = tuple[Tensor, Tensor, Tensor]  # levels, masses and targets, as `Costs` has them
 
 
-@cache
 def installed() -> bool:
     """Whether there is a Triton: in the wheels of torch for CUDA, and in no other."""
-    return find_spec("triton") is not None
+    return TRITON
 
 
 def fit(queries: Sequence[Tensor], keys: Sequence[Tensor], rows: int) -> bool:

@@ -6,9 +6,9 @@ nothing that attention itself has not saved: queries and keys as they are. It mu
 at once, so that small layers cost few launches, and never more of them than fit in little memory.
 
 Nothing here asks a device for a value: a step that is supervised never waits for its own results.
-A graph that is being compiled gets the same arithmetic as plain operations, which it fuses itself.
 On a CUDA card log-shares are made by kernels of our own (`launching`) where Triton is installed; a
-cross-entropy is summed there without them (`costs`).
+cross-entropy is summed there without them (`costs`). A graph that is being compiled calls the same
+kernels as operators (`operators`), and elsewhere gets the same arithmetic as plain operations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +18,10 @@ from itertools import count
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from overt.capture import launching
+from overt.capture import launching, operators
 
 Index = slice | Tensor  # positions, the same for every sample or one row a sample
 Part = Callable[[Tensor], None]  # adds the gradient of some rows to a whole one when it is due
@@ -130,9 +130,21 @@ def log_shares(
     """
     tensors, taps = _given(queries, keys)
     hidden = None if visible is None or _all_seen(visible) else ~visible[:, None]
-    if torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling():
+        return _Products.apply(rows, columns, scale, (hidden,), taps, *tensors)
+    if not _fits(tensors, rows, columns) or not isinstance(columns, slice):
         return _shared(_multiplied(tensors, rows, columns, scale), hidden)
-    return _Products.apply(rows, columns, scale, (hidden,), taps, *tensors)
+    half = len(tensors) // 2
+    span = range(tensors[-1].shape[2])[columns]
+    return operators.log_shares(
+        tensors[:half],
+        tensors[half:],
+        _listed(rows, tensors[0]),
+        span.start,
+        span.stop,
+        scale,
+        hidden,
+    )
 
 
 def fused(
@@ -305,15 +317,19 @@ def _on_card(tensors: Sequence[Tensor], ctx: Any) -> "launching.Layers | None":
     """The kernels for a call on a card that has them and a call that they know; None otherwise."""
     half = len(tensors) // 2
     queries, keys = tensors[:half], tensors[half:]
-    rows, columns = ctx.rows, ctx.columns
-    if not _fits(tensors, rows, columns):
+    if not _fits(tensors, ctx.rows, ctx.columns):
         return None
+    rows = _listed(ctx.rows, queries[0])
+    return launching.Layers(queries, keys, rows, ctx.columns, ctx.scale, ctx.softmax[0])
+
+
+def _listed(rows: Index, query: Tensor) -> Int[Tensor, "b s"]:
+    """Positions as numbers, on the device of the queries."""
     if isinstance(rows, slice):
-        places = range(queries[0].shape[2])[rows]
-        rows = torch.arange(places.start, places.stop, places.step, device=queries[0].device)
-        rows = rows.expand(len(queries[0]), -1)
-    rows = rows.to(queries[0].device)
-    return launching.Layers(queries, keys, rows, columns, ctx.scale, ctx.softmax[0])
+        places = range(query.shape[2])[rows]
+        at = torch.arange(places.start, places.stop, places.step, device=query.device)
+        return at.expand(len(query), -1)
+    return rows.to(query.device)
 
 
 def _parts_on_card(layers: "launching.Layers", gradient: Tensor, logs: Tensor) -> list[Part]:
@@ -491,10 +507,10 @@ def _place(part: Tensor, index: Index, whole: Tensor) -> None:
         whole.scatter_add_(2, places, part.to(whole.dtype))
 
 
-def take(values: Tensor, index: Index, dim: int) -> Tensor:
+def take(values: Tensor, index: Index | None, dim: int) -> Tensor:
     """The positions `index` along one axis of (b, h, n, m); -1 reads the first, to be hidden."""
-    if isinstance(index, slice):
-        if index == ALL:
+    if not isinstance(index, Tensor):
+        if index is None or index == ALL:
             return values
         return values[:, :, index] if dim == 2 else values[..., index]
     at = index.to(values.device).clamp_min(0)

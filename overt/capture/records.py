@@ -1,6 +1,7 @@
 """What is remembered of a call, and who is told of it."""
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ class Record:
     """What a route remembers of a call; it becomes a `Call` when somebody asks.
 
     `cross` is whether queries and keys came from different places, None if the route cannot tell.
+    `sealed` is whether the gradient of values and output was left behind in a compiled graph.
     """
 
     module: nn.Module
@@ -24,6 +26,15 @@ class Record:
     value: Tensor | None
     output: Tensor | None
     cross: bool | None
+    sealed: bool = False
+
+    @cached_property
+    def ends(self) -> tuple[Tensor | None, Tensor | None]:
+        """Values and output, as a call shows them."""
+        if not self.sealed or not isinstance(self.source, Projected):
+            return self.value, self.output
+        value, output = _Sealed.apply(self.source.query, self.value, self.output)
+        return value, output
 
     def copied(self) -> "Record":
         """The same record in memory of its own."""
@@ -32,6 +43,27 @@ class Record:
             source=_copied(self.source),
             value=None if self.value is None else self.value.clone(),
             output=None if self.output is None else self.output.clone(),
+        )
+
+
+class _Sealed(torch.autograd.Function):
+    """What has come out of a compiled graph without its gradient, and says so when it is asked.
+
+    It stands in the way of every gradient that goes on to the queries of its call: nothing is lost
+    without a word.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The same values."""
+        return tuple(None if one is None else one.view_as(one) for one in given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Raise: what a graph gives out has a gradient, or costs nothing."""
+        raise RuntimeError(
+            "values and outputs of a compiled model are seen without their gradient; run the model "
+            "without torch.compile, or detach them, as call.value.detach()"
         )
 
 
@@ -65,11 +97,23 @@ def settled(event: Any) -> Any:
 def remember(record: Record) -> None:
     """Keep the record for those who watch, or hand it to those who take calls as they come."""
     if torch.compiler.is_compiling():
-        HERE.events.add(record)
+        HERE.events.add(_out_of_graph(record))
     elif checkpoints.current() is not checkpoints.Pass.AGAIN:
         kept = [watcher.take(record) for watcher in HERE.watchers]
         if any(kept):
             HERE.events.add(_kept(record))
+
+
+def _out_of_graph(record: Record) -> Record:
+    """The record as a graph gives it out: values and output without a gradient.
+
+    Backward, a graph takes a gradient for everything it has given out with one: zeros, made, copied
+    and added, where nobody has asked for it. Queries and keys are what losses are made of.
+    """
+    if not isinstance(record.source, Projected) or not record.source.query.requires_grad:
+        return record  # then nothing could be put in the way of it
+    value, output = (None if one is None else one.detach() for one in (record.value, record.output))
+    return replace(record, value=value, output=output, sealed=True)
 
 
 def _kept(record: Record) -> Record:

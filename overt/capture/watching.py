@@ -244,8 +244,7 @@ class Session:
             record.route,
             self.crosses(record.module, record.source.shape, record.cross),
             step,
-            record.value,
-            record.output,
+            *record.ends,
         )
         return call if self.watcher.heads is None else call.heads(self.watcher.heads)
 

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from overt.attention import AttentionMap, Kind, regions, words
 from overt.capture import Bias, Route, Unseen, watch
+from overt.capture.derived.gradients import gradient_attention
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry
 from overt.models import Classify, GivenRegions, VLBert, VLSizes
@@ -221,6 +222,54 @@ def check_a_compiled_model_learns_from_what_is_seen_in_one_graph(x):
     assert counter.frame_count == 1
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def check_values_of_a_compiled_model_are_there_and_their_gradient_is_refused(x):
+    torch._dynamo.reset()
+    model = Stack(FusedAttention())
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with watch(model) as direct:
+        model(x)
+    with watch(compiled) as seen:
+        out = compiled(x)
+    one, other = seen.calls[0], direct.calls[0]
+    torch.testing.assert_close(one.value, other.value)
+    torch.testing.assert_close(one.output, other.output)
+    assert seen.calls[0].value is one.value
+    for given in (one.value, one.output):
+        with pytest.raises(RuntimeError, match="seen without their gradient"):
+            (out.sum() + given.sum()).backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match=r"run the model without torch\.compile"):
+            torch.autograd.grad(given.sum(), list(model.parameters()), allow_unused=True)
+    model.zero_grad()
+    (out.sum() + one.value.detach().sum() + one.weights().square().sum()).backward()
+    mine = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with watch(model) as direct:
+        out = model(x)
+    (out.sum() + direct.calls[0].weights().square().sum()).backward()
+    for made, wanted in zip(mine, model.parameters(), strict=True):
+        torch.testing.assert_close(made, wanted.grad)
+
+
+def check_a_compiled_model_whose_queries_do_not_learn_keeps_the_gradient_of_its_values(x):
+    torch._dynamo.reset()
+    model = Stack(FusedAttention())
+    model.layers[0].query.requires_grad_(False)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with watch(compiled) as seen:
+        compiled(x)
+    seen.calls[0].value.square().sum().backward()
+    assert model.layers[0].value.weight.grad.any()
+
+
+def check_gradients_ask_for_a_model_that_is_not_compiled(x):
+    torch._dynamo.reset()
+    model = torch.compile(Stack(FusedAttention()), backend="aot_eager")
+    with watch(model) as seen:
+        target = model(x).sum()
+    with pytest.raises(ValueError, match=r"run the model without torch\.compile"):
+        gradient_attention(seen, target)
 
 
 if __name__ == "__main__":

@@ -380,3 +380,24 @@ def test_a_block_asked_for_without_gradients_has_none():
     with torch.no_grad():
         assert learns.values.requires_grad
     assert seen.log_block("text", "regions").visible.all()
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("rows", ["positions", "a slice"])
+def test_a_compiled_graph_calls_the_kernels(monkeypatch, groups, rows):
+    at = ROWS[rows] if isinstance(ROWS[rows], slice) else ROWS[rows].to(DEVICE)
+    queries, keys = make(groups)
+    visible = torch.rand(2, 1, 67, device=DEVICE) > 0.4
+    visible[..., 0] = True
+
+    def loss():
+        return log_shares(queries, keys, at, slice(3, 70), 0.3, visible).exp().square().sum()
+
+    wanted = [value := loss(), *torch.autograd.grad(value, [*queries, *keys])]
+    made, called = launching.Layers.log_shares, []
+    monkeypatch.setattr(launching.Layers, "log_shares", lambda self: called.append(1) or made(self))
+    value = torch.compile(loss, backend="aot_eager", fullgraph=True)()
+    found = [value, *torch.autograd.grad(value, [*queries, *keys])]
+    assert called
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-5)

@@ -1,13 +1,17 @@
 """One call gives any part of its weights without the rest."""
 
+import dataclasses
+import inspect
 import math
+from enum import Enum
 
 import pytest
 import torch
 
-from overt.attention import Kind
+from overt.attention import AttentionMap, Kind
 from overt.capture.call import Call, Projected, Route, Written, default_scale
 from overt.capture.products import ALL, take
+from overt.capture.seen import Seen
 
 
 def projected(b=2, h=4, g=2, q=5, k=7, d=6, **more):
@@ -273,3 +277,15 @@ def test_padding_that_is_spread_evenly_does_not_hide_that_a_call_is_causal():
     bias[1, :, 3, 4] = 0
     call = Call("one", torch.nn.Identity(), projected(q=5, k=5, bias=bias), Route.SDPA, False)
     assert not call.causal
+
+
+def test_defaults_are_such_as_the_oldest_pytorch_compiles() -> None:
+    """It breaks a graph at any other default of a method of what was made in that graph."""
+    simple = type(None), bool, int, float, str, Enum, dataclasses._HAS_DEFAULT_FACTORY_CLASS
+    for kind in (Call, Projected, Written, Seen, AttentionMap):
+        for name, function in inspect.getmembers(kind, inspect.isfunction):
+            if isinstance(inspect.getattr_static(kind, name), staticmethod):
+                continue  # found by the name of its class
+            defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            wrong = [one for one in defaults if not isinstance(one, simple)]
+            assert not wrong, f"{kind.__name__}.{name} has {wrong}"

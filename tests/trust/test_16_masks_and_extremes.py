@@ -284,8 +284,11 @@ CHECKED = {
 }
 
 
+REFUSING = {"overt.capture.records._Sealed"}  # have none, and say so: tests/capture/compiled.py
+
+
 def test_no_function_is_forgotten() -> None:
-    assert functions() == set(CHECKED)
+    assert functions() == set(CHECKED) | REFUSING
 
 
 class Wrong(torch.autograd.Function):
@@ -321,6 +324,6 @@ def test_the_gradient_of_every_function_is_exact(
     reached(
         16,
         "gradcheck in fp64 for every custom Function",
-        f"{len(CHECKED)} of {len(functions())} exact",
+        f"{len(CHECKED)} of {len(functions() - REFUSING)} exact",
         "a slope that is off by 1 % is found",
     )
