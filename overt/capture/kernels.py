@@ -144,7 +144,7 @@ def log_shares(
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
 def to_rows(
-    made, sums, slopes, logs, places, rows,
+    made, sums, slopes, logs, JOINS: tl.constexpr, places, rows,
     layers, samples, heads, groups, count, long, start, scale,
     query_b, query_h, query_n, key_b, key_g, key_n,
     FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
@@ -171,30 +171,58 @@ def to_rows(
             FORMAT, ALIGNED, D, BD, BR,
         )  # fmt: skip
         found += tl.dot(slope.to(FORMAT), key, input_precision=EXACT)
+    if JOINS:  # rows of one position have the sum of them all, each
+        at = tl.maximum(tl.load(rows + b * count + s, mask=s < count, other=0), 0)
+        same = (at[:, None] == at[None, :]) & (s < count)[None, :]
+        found = tl.dot(same.to(tl.float32), found, input_precision="ieee")
     at = made + (program * count + s[:, None]) * D + d[None, :]
     there = (s < count)[:, None] & (d < D)[None, :]
     tl.store(at, (found * scale).to(FORMAT), mask=there)
 
 
-@triton.jit(do_not_specialize=(*OF_A_BATCH, "layer"))
+@triton.jit
+def _group(samples, groups, layer):
+    """Which group of keys of which sample a program is about, and the layer, from `layer` on."""
+    program = tl.program_id(0).to(tl.int64)
+    after = program // (samples * groups)
+    return after, layer + after, program // groups % samples, program % groups
+
+
+@triton.jit
+def _put_keys(
+    found, whole, whole_l, whole_b, whole_g, whole_n, begin, after, b, g, first, long,
+    ADDS: tl.constexpr, FORMAT: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Gradients of some keys: added to what is there, or written over it."""
+    r = first + tl.arange(0, BR)
+    d = tl.arange(0, BD)
+    there = (r < long)[:, None] & (d < D)[None, :]
+    base = whole + after * whole_l + b * whole_b + g * whole_g
+    place = base + (begin + r)[:, None] * whole_n + d[None, :]
+    if ADDS:
+        found += tl.load(place, mask=there, other=0.0).to(tl.float32)
+    tl.store(place, found.to(FORMAT), mask=there)
+
+
+@triton.jit(do_not_specialize=(*OF_A_BATCH, "layer", "begin"))
 def to_keys(
-    whole, whole_b, whole_g, whole_n, slopes, logs, sums, layer, places, rows,
+    whole, whole_l, whole_b, whole_g, whole_n, begin, ADDS: tl.constexpr, layer,
+    slopes, logs, sums, places, rows,
     layers, samples, heads, groups, count, long, start, scale,
     query_b, query_h, query_n, key_b, key_g, key_n,
     FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Some keys of one group of heads of one sample, in one layer."""
-    program = tl.program_id(0)
-    b = (program // groups).to(tl.int64)
-    g = program % groups
+    after, layer, b, g = _group(samples, groups, layer)
     first = tl.program_id(1) * BR
     s = tl.arange(0, BS)
     each = heads // groups
     found = tl.zeros([BR, BD], tl.float32)
     for one in range(each):
         h = g * each + one
-        at = b * heads + h
+        at = (layer * samples + b) * heads + h
         total = tl.load(sums + at * count + s, mask=s < count, other=0.0)
         slope = _slope_block(slopes, logs, total, at * count * long, first, count, long, BS, BR)
         query = _row_block(
@@ -202,12 +230,10 @@ def to_keys(
             FORMAT, ALIGNED, D, BD, BS,
         )  # fmt: skip
         found += tl.dot(tl.trans(slope).to(FORMAT), query, input_precision=EXACT)
-    r = first + tl.arange(0, BR)
-    d = tl.arange(0, BD)
-    there = (r < long)[:, None] & (d < D)[None, :]
-    place = whole + b * whole_b + g * whole_g + (start + r)[:, None] * whole_n + d[None, :]
-    before = tl.load(place, mask=there, other=0.0).to(tl.float32)
-    tl.store(place, (before + found * scale).to(FORMAT), mask=there)
+    _put_keys(
+        found * scale, whole, whole_l, whole_b, whole_g, whole_n, begin, after, b, g, first, long,
+        ADDS, FORMAT, D, BD, BR,
+    )  # fmt: skip
 
 
 # --- the cost of rows that have a target, of which nothing as large as the rows is written
@@ -310,9 +336,9 @@ def costs_to_rows(
     tl.store(at, (found * scale).to(FORMAT), mask=there)
 
 
-@triton.jit(do_not_specialize=(*OF_A_BATCH, "layer"))
+@triton.jit(do_not_specialize=(*OF_A_BATCH, "layer", "begin"))
 def costs_to_keys(
-    whole, whole_b, whole_g, whole_n, layer,
+    whole, whole_l, whole_b, whole_g, whole_n, begin, ADDS: tl.constexpr, layer,
     slopes, levels, masses, wanted, hidden, hidden_b, hidden_s, HIDES: tl.constexpr,
     places, rows, layers, samples, heads, groups, count, long, start, scale,
     query_b, query_h, query_n, key_b, key_g, key_n,
@@ -320,9 +346,7 @@ def costs_to_keys(
     D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Some keys of one group of heads of one sample, in one layer, from the costs of the rows."""
-    program = tl.program_id(0)
-    b = (program // groups).to(tl.int64)
-    g = program % groups
+    after, layer, b, g = _group(samples, groups, layer)
     first = tl.program_id(1) * BR
     each = heads // groups
     key = _key_block(
@@ -342,9 +366,7 @@ def costs_to_keys(
         at = (layer * samples + b) * heads + h
         slope = _cost_slope_block(scores, seen, want, levels, masses, slopes, at, count, BS)
         found += tl.dot(tl.trans(slope).to(FORMAT), query, input_precision=EXACT)
-    r = first + tl.arange(0, BR)
-    d = tl.arange(0, BD)
-    there = (r < long)[:, None] & (d < D)[None, :]
-    place = whole + b * whole_b + g * whole_g + (start + r)[:, None] * whole_n + d[None, :]
-    before = tl.load(place, mask=there, other=0.0).to(tl.float32)
-    tl.store(place, (before + found * scale).to(FORMAT), mask=there)
+    _put_keys(
+        found * scale, whole, whole_l, whole_b, whole_g, whole_n, begin, after, b, g, first, long,
+        ADDS, FORMAT, D, BD, BR,
+    )  # fmt: skip

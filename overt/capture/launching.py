@@ -25,6 +25,8 @@ FORMATS = (torch.bfloat16, torch.float16, torch.float32)
 TRITON = find_spec("triton") is not None  # asked here: a graph that is compiled cannot ask
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU then, for tests
 KeptOfCosts = tuple[Tensor, Tensor, Tensor]  # levels, masses and targets, as `Costs` has them
+OfCosts = tuple[Tensor, Tensor, Tensor, Tensor]  # slopes of costs, and what was kept of them
+OfShares = tuple[Tensor, Tensor, Tensor]  # slopes of log-shares, these, and sums of the slopes
 
 
 def installed() -> bool:
@@ -94,9 +96,15 @@ class Layers:
         return out
 
     def of_rows(
-        self, slopes: Float[Tensor, "l b h s r"], logs: Float[Tensor, "l b h s r"]
+        self,
+        slopes: Float[Tensor, "l b h s r"],
+        logs: Float[Tensor, "l b h s r"],
+        joined: bool = False,
     ) -> tuple[Float[Tensor, "l b h s d"], Float[Tensor, "l b h s"]]:
-        """The gradient of the rows in every layer, and the sums of the slopes of each row."""
+        """The gradient of the rows in every layer, and the sums of the slopes of each row.
+
+        `joined`, each of several rows at one position has the sum of them all.
+        """
         from overt.capture import kernels
 
         l, b, h, s, _ = self.sizes
@@ -104,29 +112,20 @@ class Layers:
         made = torch.empty((l, b, h, s, self.width), dtype=self.query.dtype, device=device)
         sums = torch.empty((l, b, h, s), dtype=torch.float32, device=device)
         with self._there():
-            kernels.to_rows[(l * b * h,)](made, sums, slopes, logs, **self._given())
+            kernels.to_rows[(l * b * h,)](made, sums, slopes, logs, joined, **self._given())
         return made, sums
 
-    def add_to_keys(
-        self,
-        layer: int,
-        slopes: Float[Tensor, "b h s r"],
-        logs: Float[Tensor, "b h s r"],
-        sums: Float[Tensor, "b h s"],
-        whole: Float[Tensor, "b g k d"],
-    ) -> None:
+    def add_to_keys(self, layer: int, given: OfShares, whole: Float[Tensor, "b g k d"]) -> None:
         """Add the gradient of one layer's keys to what is there."""
-        if whole.stride(-1) != 1 or whole.dtype != self.key.dtype:
-            own = torch.zeros_like(self.key)
-            self.add_to_keys(layer, slopes, logs, sums, own)
-            whole += own
-            return
         from overt.capture import kernels
 
-        grid = (self.sizes[1] * self.groups, -(-self.sizes[-1] // KEYS))
-        ends = whole.stride()[:3]
-        with self._there():
-            kernels.to_keys[grid](whole, *ends, slopes, logs, sums, layer, **self._given())
+        self._add(kernels.to_keys, layer, given, whole)
+
+    def put_keys(self, given: OfShares, into: Float[Tensor, "l b g k d"], begin: int) -> None:
+        """Write the gradients of the keys that took part, in all layers, from `begin` on."""
+        from overt.capture import kernels
+
+        self._to_keys(kernels.to_keys, into, begin, False, 0, given)
 
     def costs(self, wanted: Float[Tensor, "b s r"], nothing: float) -> "Costs":
         """The cross-entropy of each row with its target; a hidden key has a log-share `nothing`."""
@@ -156,26 +155,36 @@ class Layers:
         return found
 
     def add_costs_to_keys(
-        self,
-        layer: int,
-        slopes: Float[Tensor, "l b h s"],
-        kept: KeptOfCosts,
-        whole: Float[Tensor, "b g k d"],
+        self, layer: int, given: OfCosts, whole: Float[Tensor, "b g k d"]
     ) -> None:
         """Add the gradient of one layer's keys, from that of all costs, to what is there."""
-        if whole.stride(-1) != 1 or whole.dtype != self.key.dtype:
-            own = torch.zeros_like(self.key)
-            self.add_costs_to_keys(layer, slopes, kept, own)
-            whole += own
-            return
         from overt.capture import kernels
 
-        grid = (self.sizes[1] * self.groups, -(-self.sizes[-1] // KEYS))
-        ends = whole.stride()[:3]
+        self._add(kernels.costs_to_keys, layer, (*given, *self._hides()), whole)
+
+    def put_costs_to_keys(
+        self, given: OfCosts, into: Float[Tensor, "l b g k d"], begin: int
+    ) -> None:
+        """Write those of all layers, from `begin` on."""
+        from overt.capture import kernels
+
+        self._to_keys(kernels.costs_to_keys, into, begin, False, 0, (*given, *self._hides()))
+
+    def _add(self, kernel: Any, layer: int, given: tuple[Any, ...], whole: Tensor) -> None:
+        """Add one layer's keys; where the kernel cannot, by way of memory where it can."""
+        if whole.stride(-1) != 1 or whole.dtype != self.key.dtype:
+            own = torch.zeros_like(self.key)
+            self._add(kernel, layer, given, own)
+            whole += own
+            return
+        self._to_keys(kernel, whole[None], self.start, True, layer, given)
+
+    def _to_keys(
+        self, kernel: Any, into: Tensor, begin: int, adds: bool, layer: int, given: tuple[Any, ...]
+    ) -> None:
+        grid = (len(into) * self.sizes[1] * self.groups, -(-self.sizes[-1] // KEYS))
         with self._there():
-            kernels.costs_to_keys[grid](
-                whole, *ends, layer, slopes, *kept, *self._hides(), **self._given()
-            )
+            kernel[grid](into, *into.stride()[:4], begin, adds, layer, *given, **self._given())
 
     def _there(self) -> AbstractContextManager[Any]:
         """On the card of the queries, whichever is the present one."""

@@ -2,8 +2,8 @@
 
 A graph cannot look into a kernel that we launch, and by plain operations it would make what the
 kernels avoid: keys of all layers in float32, and their gradients. So it is told what goes in, what
-comes out and what the gradient is. Whole gradients of queries and keys go back into the graph,
-zeros but for the rows and keys that took part; the graph adds them to those of attention.
+comes out and what the gradient is: that of the rows and keys that took part, which the graph puts
+in their places while it adds them to those of attention.
 """
 
 from typing import Any
@@ -53,18 +53,17 @@ def log_shares_backward(
     start: int,
     stop: int,
     scale: float,
-) -> list[Tensor]:
-    """The gradients of all queries, and after them of all keys, from that of the log-shares."""
+) -> tuple[Tensor, Tensor]:
+    """Gradients (l, b, h, s, d) of the rows and (l, b, g, r, d) of the keys that took part.
+
+    Each of several rows at one position has the sum of them all.
+    """
     layers = launching.Layers(queries, keys, rows, slice(start, stop), scale, None)
     slopes = slopes.float().contiguous()
-    parts, sums = layers.of_rows(slopes, logs)
-    of_queries = [torch.zeros_like(one) for one in queries]
-    of_keys = [torch.zeros_like(one) for one in keys]
-    at = rows.clamp_min(0)[:, None, :, None].expand(parts.shape[1:])
-    for layer, (query, key) in enumerate(zip(of_queries, of_keys, strict=True)):
-        query.scatter_add_(2, at, parts[layer])
-        layers.add_to_keys(layer, slopes[layer], logs[layer], sums[layer], key)
-    return of_queries + of_keys
+    of_rows, sums = layers.of_rows(slopes, logs, joined=True)
+    of_keys = _room_for_keys(keys, stop - start)
+    layers.put_keys((slopes, logs, sums), of_keys, 0)
+    return of_rows, of_keys
 
 
 @log_shares_backward.register_fake
@@ -77,8 +76,15 @@ def _shapes_of_gradients(
     start: int,
     stop: int,
     scale: float,
-) -> list[Tensor]:
-    return [torch.empty_like(one) for one in (*queries, *keys)]
+) -> tuple[Tensor, Tensor]:
+    b, h, _, d = queries[0].shape
+    of_rows = queries[0].new_empty((len(queries), b, h, rows.shape[1], d))
+    return of_rows, _room_for_keys(keys, stop - start)
+
+
+def _room_for_keys(keys: list[Tensor], count: int) -> Tensor:
+    b, g, _, d = keys[0].shape
+    return keys[0].new_empty((len(keys), b, g, count, d))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -88,10 +94,23 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
+    """Whole gradients, by operations that a graph fuses with what it adds them to.
+
+    Rows are not scattered but looked up, a position at a time: that is no pass over memory more.
+    """
     *tensors, rows, logs = ctx.saved_tensors
-    half = len(tensors) // 2
-    made = log_shares_backward(slopes, logs, tensors[:half], tensors[half:], rows, *ctx.rest)
-    return made[:half], made[half:], None, None, None, None, None
+    half, (start, stop, _) = len(tensors) // 2, ctx.rest
+    queries, keys = tensors[:half], tensors[half:]
+    of_rows, of_keys = log_shares_backward(slopes, logs, queries, keys, rows, *ctx.rest)
+    _, h, n, d = queries[0].shape
+    positions = torch.arange(n, device=rows.device)
+    match = rows.clamp_min(0)[:, None] == positions[:, None]
+    there = match.any(dim=-1)[:, None, :, None]
+    row = match.to(torch.uint8).argmax(dim=-1)[:, None, :, None].expand(-1, h, n, d)
+    whole = [torch.where(there, one.gather(2, row), 0) for one in of_rows.unbind()]
+    ends = 0, 0, start, keys[0].shape[2] - stop
+    padded = [torch.nn.functional.pad(one, ends) for one in of_keys.unbind()]
+    return whole, padded, None, None, None, None, None
 
 
 log_shares.register_autograd(_backward, setup_context=_keep)

@@ -11,10 +11,10 @@ cross-entropy is summed there without them (`costs`). A graph that is being comp
 kernels as operators (`operators`), and elsewhere gets the same arithmetic as plain operations.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -226,7 +226,17 @@ class _Products(torch.autograd.Function):
         # not to be differentiated again: that is for plain operations
         on_card = None if torch.is_grad_enabled() or logs is None else _on_card(tensors, ctx)
         if on_card is not None and logs is not None:
-            parts = _parts_on_card(on_card, gradient, logs)
+            slopes = gradient.float().contiguous()
+            rows, sums = on_card.of_rows(slopes, logs)
+            given = slopes, logs, sums
+            if _untapped(ctx, tensors):
+                put = partial(on_card.put_keys, given)
+                return (None,) * 5 + _wholes(on_card, rows, put, tensors)
+            at = on_card.rows.clamp_min(0)
+            parts = list[Part](partial(_place, one, at) for one in rows)
+            parts += [
+                partial(on_card.add_to_keys, layer, given) for layer in range(len(tensors) // 2)
+            ]
         else:
             if logs is not None:
                 gradient = _unshared(gradient, logs, ctx.softmax[0])
@@ -267,10 +277,14 @@ class _Costs(torch.autograd.Function):
             parts = _parts_of_costs(gradients[0], tensors, wanted, ctx)
         else:
             slopes, kept = gradients[0].float().contiguous(), (levels, masses, wanted)
+            rows, given = on_card.rows_of_costs(slopes, kept), (slopes, *kept)
+            if _untapped(ctx, tensors):
+                put = partial(on_card.put_costs_to_keys, given)
+                return (None,) * 7 + _wholes(on_card, rows, put, tensors)
             at = on_card.rows.clamp_min(0)
-            parts = [partial(_place, one, at) for one in on_card.rows_of_costs(slopes, kept)]
+            parts = list[Part](partial(_place, one, at) for one in rows)
             parts += [
-                partial(on_card.add_costs_to_keys, layer, slopes, kept)
+                partial(on_card.add_costs_to_keys, layer, given)
                 for layer in range(len(tensors) // 2)
             ]
         return (None,) * 7 + _all_handed(parts, tensors, ctx)
@@ -332,15 +346,43 @@ def _listed(rows: Index, query: Tensor) -> Int[Tensor, "b s"]:
     return rows.to(query.device)
 
 
-def _parts_on_card(layers: "launching.Layers", gradient: Tensor, logs: Tensor) -> list[Part]:
-    slopes = gradient.float().contiguous()
-    rows, sums = layers.of_rows(slopes, logs)
-    at = layers.rows.clamp_min(0)
-    of_rows = [partial(_place, one, at) for one in rows]
-    of_keys = [
-        partial(layers.add_to_keys, *one) for one in zip(count(), slopes, logs, sums, strict=False)
-    ]
-    return [*of_rows, *of_keys]
+def _untapped(ctx: Any, tensors: Sequence[Tensor]) -> bool:
+    """Whether all gradients are wanted whole: no tap adds them to others."""
+    none = all(one is None for one in ctx.taps)
+    return none and all(ctx.needs_input_grad[-len(tensors) :])
+
+
+def _wholes(
+    layers: "launching.Layers",
+    rows: Float[Tensor, "l b h s d"],
+    put: Callable[[Tensor, int], None],
+    tensors: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """Whole gradients of queries and keys, those of all layers made at once."""
+    half = len(tensors) // 2
+    queries, keys = _room(tensors[:half]).zero_(), _room(tensors[half:])
+    at = layers.rows.clamp_min(0)[:, None, :, None].expand(rows.shape)
+    queries.scatter_add_(3, at, rows)
+    start, count = layers.start, layers.sizes[-1]
+    for outside in (keys[:, :, :, :start], keys[:, :, :, start + count :]):
+        outside.zero_()
+    put(keys, start)
+    return *queries.unbind(), *keys.unbind()
+
+
+def _room(likes: Sequence[Tensor]) -> Float[Tensor, "l b h n d"]:
+    """Memory for gradients, laid out as a compiled graph takes them, or it would copy them.
+
+    It takes them contiguous, or, in PyTorch after 2.11, as what it gave out.
+    """
+    like, known = likes[0], sys.modules.get("torch._functorch.config")
+    as_given = getattr(known, "guess_tangent_strides_as_outputs", False)
+    layout = torch.preserve_format if as_given else torch.contiguous_format
+    strides = torch.empty_like(like, device="meta", memory_format=layout).stride()
+    sizes = len(likes), *like.shape
+    return torch.empty_strided(
+        sizes, (like.numel(), *strides), dtype=like.dtype, device=like.device
+    )
 
 
 def _parts(gradient: Tensor, tensors: Sequence[Tensor], ctx: Any) -> list[Part]:

@@ -126,7 +126,7 @@ def test_gradients_in_another_format_or_order_are_added_too():
         torch.ones(2, 2, 24, 90, dtype=HALF, device=DEVICE).transpose(2, 3),
     ]
     for whole in wholes:
-        layers.add_to_keys(0, slopes[0], logs[0], sums[0], whole)
+        layers.add_to_keys(0, (slopes, logs, sums), whole)
     for whole in wholes[1:]:
         torch.testing.assert_close(whole.float(), wholes[0].float(), rtol=1e-2, atol=2e-2)
 
@@ -254,7 +254,7 @@ def test_costs_of_gradients_in_another_format_or_order_are_added_too():
         torch.ones(2, 2, 24, 90, dtype=HALF, device=DEVICE).transpose(2, 3),
     ]
     for whole in wholes:
-        layers.add_costs_to_keys(1, slopes, made.kept, whole)
+        layers.add_costs_to_keys(1, (slopes, *made.kept), whole)
     for whole in wholes[1:]:
         torch.testing.assert_close(whole.float(), wholes[0].float(), rtol=1e-2, atol=2e-2)
 
@@ -401,3 +401,30 @@ def test_a_compiled_graph_calls_the_kernels(monkeypatch, groups, rows):
     assert called
     for one, two in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("as_given", [True, False])
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_gradients_that_no_tap_takes_are_whole_and_laid_out_as_graphs_take_them(
+    monkeypatch, columns, as_given
+):
+    import torch._functorch.config as config
+
+    monkeypatch.setattr(config, "guess_tangent_strides_as_outputs", as_given, raising=False)
+    queries, keys = make()
+    at, span = ROWS["positions"].to(DEVICE), COLUMNS[columns]
+    wanted = aimed(5, len(range(90)[span]))
+    losses = (
+        lambda *pair: costs(*pair, at, span, 0.3, None, wanted, NOTHING).square().sum(),
+        lambda *pair: log_shares(*pair, at, span, 0.3).exp().square().sum(),
+    )
+    for loss in losses:
+        found = torch.autograd.grad(loss(queries, keys), [*queries, *keys])
+        for one, like in zip(found, [*queries, *keys], strict=True):
+            layout = like.stride() if as_given else torch.empty(like.shape).stride()
+            assert one.stride() == layout
+        taps = [tap(*pair) for pair in zip(queries, keys, strict=True)]
+        value = loss(*([pair[side] for pair in taps] for side in (0, 1)))
+        tapped = torch.autograd.grad(value, [*queries, *keys])
+        for one, two in zip(found, tapped, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
