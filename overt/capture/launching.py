@@ -8,9 +8,10 @@ row.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-KEYS = 64  # that a kernel looks at together
+KEYS, SHORT = 64, 32  # that a kernel looks at together: the better of the two, tried on an H200
 ROWS = 64  # at most, of one sample: more are no longer few
 WIDE = 128  # features of a head, at most
 FORMATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -62,7 +63,11 @@ def _alike(one: Tensor, first: Tensor) -> bool:
 
 
 class Layers:
-    """Where the queries and keys of all layers lie, and which of their rows and keys take part."""
+    """Where the queries and keys of all layers lie, and which of their rows and keys take part.
+
+    Kernels are told addresses: queries and keys have to live for as long as they are asked for.
+    Those of gradients that are brought to a tap do, by the tap.
+    """
 
     def __init__(
         self,
@@ -92,7 +97,9 @@ class Layers:
         l, b, h, *_ = self.sizes
         out = torch.empty(self.sizes, dtype=torch.float32, device=self.query.device)
         with self._there():
-            kernels.log_shares[(l * b * h,)](out, *self._hides(), **self._given())
+            kernels.log_shares[(l * b * h,)](
+                out, *self._hides(), **self._given(), num_warps=self._warps(2)
+            )
         return out
 
     def of_rows(
@@ -115,17 +122,17 @@ class Layers:
             kernels.to_rows[(l * b * h,)](made, sums, slopes, logs, joined, **self._given())
         return made, sums
 
-    def add_to_keys(self, layer: int, given: OfShares, whole: Float[Tensor, "b g k d"]) -> None:
+    def add_to_keys(self, given: OfShares, layer: int, whole: Float[Tensor, "b g k d"]) -> None:
         """Add the gradient of one layer's keys to what is there."""
         from overt.capture import kernels
 
-        self._add(kernels.to_keys, layer, given, whole)
+        self._add(partial(self._to_keys, kernels.to_keys, KEYS, 4, given), layer, whole)
 
     def put_keys(self, given: OfShares, into: Float[Tensor, "l b g k d"], begin: int) -> None:
         """Write the gradients of the keys that took part, in all layers, from `begin` on."""
         from overt.capture import kernels
 
-        self._to_keys(kernels.to_keys, into, begin, False, 0, given)
+        self._to_keys(kernels.to_keys, KEYS, 4, given, into, begin, False, 0)
 
     def costs(self, wanted: Float[Tensor, "b s r"], nothing: float) -> "Costs":
         """The cross-entropy of each row with its target; a hidden key has a log-share `nothing`."""
@@ -136,7 +143,14 @@ class Layers:
         made = [torch.empty((l, b, h, s), dtype=torch.float32, device=device) for _ in range(3)]
         wanted = wanted.to(torch.float32).contiguous()
         with self._there():
-            kernels.costs[(l * b * h,)](*made, wanted, nothing, *self._hides(), **self._given())
+            kernels.costs[(l * b * h,)](
+                *made,
+                wanted,
+                nothing,
+                *self._hides(),
+                **self._given(SHORT),
+                num_warps=self._warps(1),
+            )
         return Costs(made[0], made[1], made[2], wanted)
 
     def rows_of_costs(
@@ -150,41 +164,63 @@ class Layers:
         found = torch.empty((l, b, h, s, self.width), **kind)  # type: ignore[call-overload]
         with self._there():
             kernels.costs_to_rows[(l * b * h,)](
-                found, slopes, *kept, *self._hides(), **self._given()
+                found,
+                slopes,
+                *kept,
+                *self._hides(),
+                **self._given(SHORT),
+                num_warps=self._warps(1),
             )
         return found
 
     def add_costs_to_keys(
-        self, layer: int, given: OfCosts, whole: Float[Tensor, "b g k d"]
+        self, given: OfCosts, layer: int, whole: Float[Tensor, "b g k d"]
     ) -> None:
         """Add the gradient of one layer's keys, from that of all costs, to what is there."""
-        from overt.capture import kernels
-
-        self._add(kernels.costs_to_keys, layer, (*given, *self._hides()), whole)
+        self._add(partial(self._costs_to_keys, given), layer, whole)
 
     def put_costs_to_keys(
         self, given: OfCosts, into: Float[Tensor, "l b g k d"], begin: int
     ) -> None:
         """Write those of all layers, from `begin` on."""
+        self._costs_to_keys(given, into, begin, False, 0)
+
+    def _costs_to_keys(self, given: OfCosts, *where: Any) -> None:
         from overt.capture import kernels
 
-        self._to_keys(kernels.costs_to_keys, into, begin, False, 0, (*given, *self._hides()))
+        every = *given, *self._hides()
+        self._to_keys(kernels.costs_to_keys, SHORT, self._warps(2), every, *where)
 
-    def _add(self, kernel: Any, layer: int, given: tuple[Any, ...], whole: Tensor) -> None:
-        """Add one layer's keys; where the kernel cannot, by way of memory where it can."""
+    def _add(self, put: Callable[..., None], layer: int, whole: Tensor) -> None:
+        """Add one layer's keys; where a kernel cannot, by way of memory where it can."""
         if whole.stride(-1) != 1 or whole.dtype != self.key.dtype:
             own = torch.zeros_like(self.key)
-            self._add(kernel, layer, given, own)
+            self._add(put, layer, own)
             whole += own
             return
-        self._to_keys(kernel, whole[None], self.start, True, layer, given)
+        put(whole[None], self.start, True, layer)
 
     def _to_keys(
-        self, kernel: Any, into: Tensor, begin: int, adds: bool, layer: int, given: tuple[Any, ...]
+        self,
+        kernel: Any,
+        keys: int,
+        warps: int,
+        given: tuple[Any, ...],
+        into: Float[Tensor, "l b g k d"],
+        begin: int,
+        adds: bool,
+        layer: int,
     ) -> None:
-        grid = (len(into) * self.sizes[1] * self.groups, -(-self.sizes[-1] // KEYS))
+        grid = (len(into) * self.sizes[1] * self.groups, -(-self.sizes[-1] // keys))
+        ends = into.stride()[:4]
         with self._there():
-            kernel[grid](into, *into.stride()[:4], begin, adds, layer, *given, **self._given())
+            kernel[grid](
+                into, *ends, begin, adds, layer, *given, **self._given(keys), num_warps=warps
+            )
+
+    def _warps(self, least: int) -> int:
+        """How many groups of threads share a program: few for few rows, which say little each."""
+        return max(least, _power(self.sizes[3]) // 16)
 
     def _there(self) -> AbstractContextManager[Any]:
         """On the card of the queries, whichever is the present one."""
@@ -197,8 +233,8 @@ class Layers:
             return self.rows, 0, 0, False
         return self.hidden, *self.hidden.stride()[:2], True
 
-    def _given(self) -> dict[str, Any]:
-        """What every kernel is given."""
+    def _given(self, keys: int = KEYS) -> dict[str, Any]:
+        """What every kernel is given; `keys` that it looks at together."""
         from overt.capture.kernels import FORMATS as formats
 
         l, b, h, s, r = self.sizes
@@ -225,7 +261,7 @@ class Layers:
             "D": self.width,
             "BD": max(16, _power(self.width)),
             "BS": max(16, _power(s)),
-            "BR": KEYS,
+            "BR": keys,
         }
 
 

@@ -234,9 +234,8 @@ class _Products(torch.autograd.Function):
                 return (None,) * 5 + _wholes(on_card, rows, put, tensors)
             at = on_card.rows.clamp_min(0)
             parts = list[Part](partial(_place, one, at) for one in rows)
-            parts += [
-                partial(on_card.add_to_keys, layer, given) for layer in range(len(tensors) // 2)
-            ]
+            layers = range(len(tensors) // 2)
+            parts += [partial(on_card.add_to_keys, given, layer) for layer in layers]
         else:
             if logs is not None:
                 gradient = _unshared(gradient, logs, ctx.softmax[0])
@@ -283,10 +282,8 @@ class _Costs(torch.autograd.Function):
                 return (None,) * 7 + _wholes(on_card, rows, put, tensors)
             at = on_card.rows.clamp_min(0)
             parts = list[Part](partial(_place, one, at) for one in rows)
-            parts += [
-                partial(on_card.add_costs_to_keys, layer, given)
-                for layer in range(len(tensors) // 2)
-            ]
+            layers = range(len(tensors) // 2)
+            parts += [partial(on_card.add_costs_to_keys, given, layer) for layer in layers]
         return (None,) * 7 + _all_handed(parts, tensors, ctx)
 
 
@@ -365,9 +362,18 @@ def _wholes(
     queries.scatter_add_(3, at, rows)
     start, count = layers.start, layers.sizes[-1]
     for outside in (keys[:, :, :, :start], keys[:, :, :, start + count :]):
-        outside.zero_()
+        _zero(outside)
     put(keys, start)
     return *queries.unbind(), *keys.unbind()
+
+
+def _zero(some: Float[Tensor, "l b h n d"]) -> None:
+    """Zeros: a slice is filled number by number, so by numbers of eight bytes where it can be."""
+    each = 8 // some.element_size()
+    wide = some.stride(-1) == 1 and all(
+        one % each == 0 for one in (*some.stride()[:-1], some.shape[-1])
+    )
+    (some.view(torch.int64) if wide else some).zero_()
 
 
 def _room(likes: Sequence[Tensor]) -> Float[Tensor, "l b h n d"]:

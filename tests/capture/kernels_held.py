@@ -126,7 +126,7 @@ def test_gradients_in_another_format_or_order_are_added_too():
         torch.ones(2, 2, 24, 90, dtype=HALF, device=DEVICE).transpose(2, 3),
     ]
     for whole in wholes:
-        layers.add_to_keys(0, (slopes, logs, sums), whole)
+        layers.add_to_keys((slopes, logs, sums), 0, whole)
     for whole in wholes[1:]:
         torch.testing.assert_close(whole.float(), wholes[0].float(), rtol=1e-2, atol=2e-2)
 
@@ -254,7 +254,7 @@ def test_costs_of_gradients_in_another_format_or_order_are_added_too():
         torch.ones(2, 2, 24, 90, dtype=HALF, device=DEVICE).transpose(2, 3),
     ]
     for whole in wholes:
-        layers.add_costs_to_keys(1, (slopes, *made.kept), whole)
+        layers.add_costs_to_keys((slopes, *made.kept), 1, whole)
     for whole in wholes[1:]:
         torch.testing.assert_close(whole.float(), wholes[0].float(), rtol=1e-2, atol=2e-2)
 
@@ -428,3 +428,39 @@ def test_gradients_that_no_tap_takes_are_whole_and_laid_out_as_graphs_take_them(
         tapped = torch.autograd.grad(value, [*queries, *keys])
         for one, two in zip(found, tapped, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["shares", "costs"])
+def test_memory_is_read_while_it_is_held(way):
+    """When a layer is due, attention has let go of its queries and keys, and others fill memory."""
+    wanted, at = aimed(5, 67), ROWS["positions"].to(DEVICE)
+    found = []
+    for trashed in (False, True):
+        torch.manual_seed(0)
+        weights = [torch.randn(24, 24, device=DEVICE, requires_grad=True) for _ in range(6)]
+        x = torch.randn(2, 90, 4, 24, device=DEVICE)
+        junk, taps, out = [], [], x.transpose(1, 2)
+
+        def fill(slope, junk=junk, size=x.shape):
+            junk.extend(torch.full(size, torch.nan, device=DEVICE) for _ in range(8))
+
+        for q, k in zip(weights[:3], weights[3:], strict=True):
+            pair = tap((out @ q).clone(), (out @ k).clone())
+            if trashed:
+                pair[0].tensor.register_hook(fill)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                pair[0].tensor, pair[1].tensor, out
+            )
+            taps.append(pair)
+        sides = [[pair[side] for pair in taps] for side in (0, 1)]
+        given = *sides, at, slice(3, 70), 0.3
+        if way == "costs":
+            rows = costs(*given, None, wanted, NOTHING).square().mean()
+        else:
+            rows = log_shares(*given).exp().square().mean()
+        loss = out.square().mean() + rows
+        del taps, pair, sides, given, rows, out
+        loss.backward()
+        found.append([one.grad for one in weights])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
