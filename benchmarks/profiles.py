@@ -38,7 +38,15 @@ ROUNDS, SHOWN, ADDED, SECONDS = 5, 8, 16, {"cpu": 8.0, "cuda": 1.5}
 KERNELS = {  # of our own
     *("best", "above_uniform", "places", "first_rows", "queries_and_keys", "levels", "shares"),
     *("mixes", "slopes", "to_queries", "to_keys", "by_their_share", "to_cells", "turned_cells"),
-    *("to_weight", "log_shares", "to_rows", "costs", "costs_to_rows", "costs_to_keys"),
+    *(
+        "to_weight",
+        "log_shares",
+        "to_rows",
+        "costs",
+        "costs_to_rows",
+        "costs_to_keys",
+        "costs_to_both",
+    ),
 }
 FUSED = "what graphs fuse"  # each has a name of its own
 LAUNCHED = {"_Seen", "_SeenBackward"}  # by these: kernels stand there by themselves

@@ -370,3 +370,65 @@ def costs_to_keys(
         found * scale, whole, whole_l, whole_b, whole_g, whole_n, begin, after, b, g, first, long,
         ADDS, FORMAT, D, BD, BR,
     )  # fmt: skip
+
+
+@triton.jit
+def _zero_rows(
+    base, step, first, last, FORMAT: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Zeros from row `first` up to `last`."""
+    d = tl.arange(0, BD)
+    for at in range(first, last, BR):
+        r = at + tl.arange(0, BR)
+        there = (r < last)[:, None] & (d < D)[None, :]
+        nothing = tl.zeros([BR, BD], tl.float32).to(FORMAT)
+        tl.store(base + r[:, None] * step + d[None, :], nothing, mask=there)
+
+
+@triton.jit(do_not_specialize=OF_A_BATCH)
+def costs_to_both(
+    of_queries, queries_l, queries_b, queries_h, queries_n, all_queries,
+    of_keys, keys_l, keys_b, keys_h, keys_n, all_keys,
+    slopes, levels, masses, wanted, hidden, hidden_b, hidden_s, HIDES: tl.constexpr,
+    places, rows, layers, samples, heads, groups, count, long, start, scale,
+    query_b, query_h, query_n, key_b, key_g, key_n,
+    FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Whole gradients of one head of one sample in one layer, whose keys are no other head's."""
+    program, layer, b, h, g = _head(samples, heads, groups)
+    query = _row_block(
+        places, rows, layer, b, h, count, query_b, query_h, query_n, FORMAT, ALIGNED, D, BD, BS
+    )
+    found = tl.zeros([BS, BD], tl.float32)
+    base = of_keys + layer * keys_l + b * keys_b + h * keys_h
+    _zero_rows(base, keys_n, 0, start, FORMAT, D, BD, BR)
+    for first in range(0, long, BR):
+        key = _key_block(
+            places, layer, b, g, first, layers, long, start, key_b, key_g, key_n,
+            FORMAT, ALIGNED, D, BD, BR,
+        )  # fmt: skip
+        seen = _seen_block(hidden, b, first, count, long, hidden_b, hidden_s, HIDES, BS, BR)
+        want = _wanted_block(wanted, b, first, count, long, BS, BR)
+        scores = tl.dot(query, tl.trans(key), input_precision=EXACT) * scale
+        slope = _cost_slope_block(scores, seen, want, levels, masses, slopes, program, count, BS)
+        found += tl.dot(slope.to(FORMAT), key, input_precision=EXACT)
+        made = tl.dot(tl.trans(slope).to(FORMAT), query, input_precision=EXACT) * scale
+        _put_keys(
+            made, of_keys, keys_l, keys_b, keys_h, keys_n, start, layer, b, h, first, long,
+            False, FORMAT, D, BD, BR,
+        )  # fmt: skip
+    _zero_rows(base, keys_n, start + long, all_keys, FORMAT, D, BD, BR)
+    # rows go to their positions, those of one position as their sum, and zeros to all others
+    s = tl.arange(0, BS)
+    d = tl.arange(0, BD)
+    at = tl.maximum(tl.load(rows + b * count + s, mask=s < count, other=0), 0)
+    part = (found * scale).to(FORMAT)
+    base = of_queries + layer * queries_l + b * queries_b + h * queries_h
+    for first in range(0, all_queries, BR):
+        n = first + tl.arange(0, BR)
+        match = (n[:, None] == at[None, :]) & (s < count)[None, :]
+        placed = tl.dot(match.to(FORMAT), part, input_precision=EXACT)
+        there = (n < all_queries)[:, None] & (d < D)[None, :]
+        tl.store(base + n[:, None] * queries_n + d[None, :], placed.to(FORMAT), mask=there)

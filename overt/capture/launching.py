@@ -185,6 +185,27 @@ class Layers:
         """Write those of all layers, from `begin` on."""
         self._costs_to_keys(given, into, begin, False, 0)
 
+    def put_costs(
+        self,
+        given: OfCosts,
+        of_queries: Float[Tensor, "l b h q d"],
+        of_keys: Float[Tensor, "l b h k d"],
+    ) -> None:
+        """Write whole gradients of both, in one go; only where each head has keys of its own."""
+        from overt.capture import kernels
+
+        l, b, h, *_ = self.sizes
+        into = [(one, *one.stride()[:4], one.shape[3]) for one in (of_queries, of_keys)]
+        with self._there():
+            kernels.costs_to_both[(l * b * h,)](
+                *into[0],
+                *into[1],
+                *given,
+                *self._hides(),
+                **self._given(SHORT),
+                num_warps=self._warps(2),
+            )
+
     def _costs_to_keys(self, given: OfCosts, *where: Any) -> None:
         from overt.capture import kernels
 

@@ -276,8 +276,11 @@ class _Costs(torch.autograd.Function):
             parts = _parts_of_costs(gradients[0], tensors, wanted, ctx)
         else:
             slopes, kept = gradients[0].float().contiguous(), (levels, masses, wanted)
-            rows, given = on_card.rows_of_costs(slopes, kept), (slopes, *kept)
-            if _untapped(ctx, tensors):
+            given, whole = (slopes, *kept), _untapped(ctx, tensors)
+            if whole and on_card.groups == on_card.sizes[2]:
+                return (None,) * 7 + _both(partial(on_card.put_costs, given), tensors)
+            rows = on_card.rows_of_costs(slopes, kept)
+            if whole:
                 put = partial(on_card.put_costs_to_keys, given)
                 return (None,) * 7 + _wholes(on_card, rows, put, tensors)
             at = on_card.rows.clamp_min(0)
@@ -347,6 +350,14 @@ def _untapped(ctx: Any, tensors: Sequence[Tensor]) -> bool:
     """Whether all gradients are wanted whole: no tap adds them to others."""
     none = all(one is None for one in ctx.taps)
     return none and all(ctx.needs_input_grad[-len(tensors) :])
+
+
+def _both(put: Callable[[Tensor, Tensor], None], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Whole gradients of queries and keys, which one kernel writes."""
+    half = len(tensors) // 2
+    queries, keys = _room(tensors[:half]), _room(tensors[half:])
+    put(queries, keys)
+    return *queries.unbind(), *keys.unbind()
 
 
 def _wholes(

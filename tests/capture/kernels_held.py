@@ -405,17 +405,20 @@ def test_a_compiled_graph_calls_the_kernels(monkeypatch, groups, rows):
 
 @pytest.mark.parametrize("as_given", [True, False])
 @pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("groups", [4, 2])
 def test_gradients_that_no_tap_takes_are_whole_and_laid_out_as_graphs_take_them(
-    monkeypatch, columns, as_given
+    monkeypatch, groups, columns, as_given
 ):
     import torch._functorch.config as config
 
     monkeypatch.setattr(config, "guess_tangent_strides_as_outputs", as_given, raising=False)
-    queries, keys = make()
+    queries, keys = make(groups)
     at, span = ROWS["positions"].to(DEVICE), COLUMNS[columns]
     wanted = aimed(5, len(range(90)[span]))
+    visible = torch.rand(2, 5, len(range(90)[span]), device=DEVICE) > 0.4
     losses = (
         lambda *pair: costs(*pair, at, span, 0.3, None, wanted, NOTHING).square().sum(),
+        lambda *pair: costs(*pair, at, span, 0.3, visible, wanted, NOTHING).square().sum(),
         lambda *pair: log_shares(*pair, at, span, 0.3).exp().square().sum(),
     )
     for loss in losses:
