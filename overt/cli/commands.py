@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,7 @@ from overt.cli.printing import (
 )
 from overt.errors import BadInput, Damaged, Failed
 
+PATHS = {"--out", "--data", "--maps", "--images", "--vocabulary"}  # options that name one
 app = typer.Typer(
     name="overt",
     help="Attention you can see and test: learned, supervised, hard, aligned, measured, visible.",
@@ -565,6 +567,7 @@ def _invoke(given: list[str]) -> int:
         list_()
         return 0
     command = typer.main.get_command(app)
+    _refuse_empty(given)
     try:
         result = command.main(given, prog_name="overt", standalone_mode=False, obj=given)
     except SystemExit as end:
@@ -574,3 +577,11 @@ def _invoke(given: list[str]) -> int:
     if result == 130:  # how typer passes Ctrl-C on
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
+
+
+def _refuse_empty(given: Sequence[str]) -> None:
+    """An empty path, as of a shell's variable that is not set, would be the folder one is in."""
+    for word, after in zip_longest(given, given[1:]):
+        option, equals, value = word.partition("=")
+        if option in PATHS and value == "" and (equals or after == ""):
+            raise BadInput(f"{option} is empty; give it a path, `.` for this folder.")

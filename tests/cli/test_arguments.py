@@ -1,10 +1,14 @@
 """What commands take: words that name something, and what the shell completes."""
 
+import inspect
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from overt.cli import app, data_app
 from overt.cli.arguments import split_values
+from overt.cli.commands import PATHS
 from tests.cli.conftest import Call
 
 pytestmark = pytest.mark.usefixtures("toy_recipes")
@@ -57,6 +61,38 @@ def test_an_empty_name_is_not_the_folder_one_is_in(
     code, _, err = call(*given)
     assert code == 2 and "is empty" in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["demo", "--out", ""],
+        ["run", "ltpa-scenes", "--out="],
+        ["measure", "model", "data", "--maps", "", "--out", "x"],
+        ["run", "ltpa-scenes", "--out", "x", "--data", ""],
+        ["data", "vocabulary", "captions.txt", "--out", "x", "--images="],
+    ],
+)
+def test_an_empty_path_is_not_the_folder_one_is_in(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(*given)
+    assert code == 2 and "is empty; give it a path" in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_option_that_names_a_path_is_known() -> None:
+    found = set()
+    for one in (*app.registered_commands, *data_app.registered_commands):
+        hints = get_type_hints(one.callback)
+        named = inspect.signature(one.callback).parameters
+        found |= {
+            f"--{name}"
+            for name, hint in hints.items()
+            if name in named and hint in (Path, Path | None)
+        }
+    assert found == PATHS
 
 
 def test_a_run_is_still_a_path(call: Call, tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def choosing(keep: Rule, score: Score, rest: Rest | None = None) -> Plan:
     A rule sees the free tokens alone: all others score -inf and are kept as they are. Scores
     choose and have no gradient themselves; `rest` is given them with theirs.
     """
+    if not callable(keep):
+        raise TypeError(
+            f"keep is a rule of scores, such as functools.partial(models.keep_top, count=49), and "
+            f"not {keep!r}"
+        )
 
     def plan(tokens: Tokens) -> Step:
         scores = score(tokens)

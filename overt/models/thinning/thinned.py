@@ -140,6 +140,8 @@ class Thinned:
         layout: Layout | None = None,
         always: Collection[str] = ALWAYS,
     ) -> None:
+        if isinstance(after, int):
+            raise TypeError(f"after is a list of layers, also of one: after=({after},)")
         model = bare(model)
         layers = layers_of(model)
         wrong = [at for at in after if not 0 <= at < len(layers)]

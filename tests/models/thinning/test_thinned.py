@@ -520,3 +520,22 @@ def test_decoders_are_refused() -> None:
     model = GPT2Model(config).eval()
     with pytest.raises(ValueError, match="causal"), thin(model, (1,), HALF):
         model(input_ids=torch.randint(0, 9, (2, 6)))
+
+
+def test_wrong_kinds_of_argument_get_a_sentence() -> None:
+    """In a process that checks no types, which would refuse them first."""
+    code = """
+from torch import nn
+from overt.models import keep_top, thin
+layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+model = nn.TransformerEncoder(layer, 3)
+for after, keep in ((2, keep_top), ((2,), 0.5)):
+    try:
+        thin(model, after, keep)
+    except TypeError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == "after is a list of layers, also of one: after=(2,)"
+    assert second.startswith("keep is a rule of scores") and second.endswith("not 0.5")
