@@ -18,6 +18,7 @@ class Record:
 
     `cross` is whether queries and keys came from different places, None if the route cannot tell.
     `sealed` is whether the gradient of values and output was left behind in a compiled graph.
+    `versions` are of queries and keys that are no copies: how often each had been changed in place.
     """
 
     module: nn.Module
@@ -27,6 +28,14 @@ class Record:
     output: Tensor | None
     cross: bool | None
     sealed: bool = False
+    versions: tuple[int, int] | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether queries or keys were changed in place since they were multiplied."""
+        if self.versions is None or not isinstance(self.source, Projected):
+            return False
+        return (self.source.query._version, self.source.key._version) != self.versions
 
     @cached_property
     def ends(self) -> tuple[Tensor | None, Tensor | None]:
@@ -123,10 +132,14 @@ def _kept(record: Record) -> Record:
     """
     if _lasting(record.source):
         return replace(record.copied(), output=record.output)
-    if isinstance(record.source, Projected):
-        bias, allowed = (_lasting_mask(one) for one in (record.source.bias, record.source.allowed))
-        if bias is not record.source.bias or allowed is not record.source.allowed:
-            return replace(record, source=replace(record.source, bias=bias, allowed=allowed))
+    source = record.source
+    if isinstance(source, Projected):
+        bias, allowed = (_lasting_mask(one) for one in (source.bias, source.allowed))
+        if bias is not source.bias or allowed is not source.allowed:
+            record = replace(record, source=replace(source, bias=bias, allowed=allowed))
+        if not source.query.is_inference():
+            now = source.query._version, source.key._version
+            object.__setattr__(record, "versions", now)  # quicker than another record, a call
     return record
 
 

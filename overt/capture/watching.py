@@ -22,6 +22,7 @@ from overt.capture.places import (
     announce,
     attention_modules,
     choose,
+    few,
     finishing,
     hook,
     hush,
@@ -254,6 +255,14 @@ class Session:
             raise NotImplementedError(
                 "FlexAttention cannot be edited; put the edit into its score function, or use "
                 "scaled_dot_product_attention"
+            )
+        kept = [one for one in self._events if isinstance(one, Record) and self.knows(one.module)]
+        changed = [self.name_of(one.module) for one in kept if one.changed]
+        if changed and self.watcher.each is None:
+            raise Unseen(
+                f"queries or keys were changed in place after they had attended, in "
+                f"{few(sorted(set(changed)))}: their weights cannot be told any more. Take each "
+                "call as it comes: watch(model, each=lambda call: call.weights())."
             )
         verify(
             self.watcher.model, self.watcher.bare, self.watcher.expected, self._events, self.taken

@@ -1,5 +1,6 @@
 """Watching leaves the model as it was found, in every way it can be used."""
 
+import contextlib
 import gc
 import inspect
 import re
@@ -9,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from overt.capture import Unseen, places, watch, watching
@@ -331,3 +333,46 @@ def test_one_layer_is_a_list_too_and_an_edit_is_a_function(model):
     for given in (1, []):
         with pytest.raises(TypeError, match=re.escape(f"such as heads=[0], not {given}")):
             make(object.__new__(watch), model, heads=given)
+
+
+class Reused(FusedAttention):
+    """Fused attention that goes on with the memory of its queries, or of its keys."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x, mask=None):
+        q, k, v = (
+            part(x).unflatten(-1, (4, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        q *= 0.5  # before it attends, which is nobody's concern
+        out = F.scaled_dot_product_attention(q, k, v)
+        {"queries": q, "keys": k, "values": v}[self.what].zero_()
+        return out.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("what", ["queries", "keys", "values"])
+@torch.no_grad()
+def test_queries_and_keys_that_are_changed_after_they_attended_are_refused(what):
+    torch.manual_seed(0)
+    model, x = Stack(Reused(what)).eval(), torch.randn(2, 6, 16)
+    with watch(model, each=lambda call: call.weights()) as at_once:
+        model(x)
+    with contextlib.ExitStack() as stack:
+        if what != "values":
+            stack.enter_context(
+                pytest.raises(Unseen, match=r"changed in place .* 'layers.0': .* each=lambda call")
+            )
+        seen = stack.enter_context(watch(model))
+        model(x)
+    if what == "values":
+        torch.testing.assert_close(seen.map().weights[:, 0], at_once.kept[0])
+    other = Stack(FusedAttention()).eval()
+    other.load_state_dict(model.state_dict())
+    other.layers[0].query.weight *= 0.5
+    other.layers[0].query.bias *= 0.5
+    with watch(other) as wanted:
+        other(x)
+    torch.testing.assert_close(at_once.kept[0], wanted.map().weights[:, 0])
