@@ -386,7 +386,7 @@ def _zero_rows(
         tl.store(base + r[:, None] * step + d[None, :], nothing, mask=there)
 
 
-@triton.jit(do_not_specialize=OF_A_BATCH)
+@triton.jit(do_not_specialize=(*OF_A_BATCH, "all_queries", "all_keys"))
 def costs_to_both(
     of_queries, queries_l, queries_b, queries_h, queries_n, all_queries,
     of_keys, keys_l, keys_b, keys_h, keys_n, all_keys,

@@ -47,6 +47,7 @@ def fit(queries: Sequence[Tensor], keys: Sequence[Tensor], rows: int) -> bool:
         and 0 < query.shape[-1] <= WIDE
         and query.numel() > 0
         and key.numel() > 0
+        and all(one.shape[2] * one.stride(2) < 2**31 for one in (query, key))  # as kernels count
         and all(_alike(one, query) for one in queries)
         and all(_alike(one, key) for one in keys)
     )
@@ -65,8 +66,7 @@ def _alike(one: Tensor, first: Tensor) -> bool:
 class Layers:
     """Where the queries and keys of all layers lie, and which of their rows and keys take part.
 
-    Kernels are told addresses: queries and keys have to live for as long as they are asked for.
-    Those of gradients that are brought to a tap do, by the tap.
+    Kernels are told addresses, some of them long after whoever asked has let go: all is held here.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Layers:
     ) -> None:
         b, h, _, d = queries[0].shape
         start, stop, _ = columns.indices(keys[0].shape[2])
-        self.query, self.key = queries[0], keys[0]
+        self.query, self.key, self.held = queries[0], keys[0], (*queries, *keys)
         self.sizes = len(queries), b, h, rows.shape[1], stop - start
         self.groups, self.width, self.start = keys[0].shape[1], d, start
         self.rows, self.scale = rows.contiguous(), scale

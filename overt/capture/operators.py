@@ -25,7 +25,18 @@ def log_shares(
     hidden: Tensor | None,  # (b, 1, s or 1, stop - start)
 ) -> Tensor:
     """Log-shares (l, b, h, s, r) of some rows over the keys from `start` to `stop`, in float32."""
-    return launching.Layers(queries, keys, rows, slice(start, stop), scale, hidden).log_shares()
+    layers = launching.Layers(
+        _alike(queries), _alike(keys), rows, slice(start, stop), scale, hidden
+    )
+    return layers.log_shares()
+
+
+def _alike(tensors: list[Tensor]) -> list[Tensor]:
+    """Tensors that lie alike, as kernels want them: a graph may lay them out otherwise."""
+    strides = {one.stride() for one in tensors}
+    if len(strides) == 1 and tensors[0].stride(-1) == 1:
+        return tensors
+    return [one.contiguous() for one in tensors]
 
 
 @log_shares.register_fake
@@ -58,7 +69,7 @@ def log_shares_backward(
 
     Each of several rows at one position has the sum of them all.
     """
-    layers = launching.Layers(queries, keys, rows, slice(start, stop), scale, None)
+    layers = launching.Layers(_alike(queries), _alike(keys), rows, slice(start, stop), scale, None)
     slopes = slopes.float().contiguous()
     of_rows, sums = layers.of_rows(slopes, logs, joined=True)
     of_keys = _room_for_keys(keys, stop - start)

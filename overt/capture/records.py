@@ -17,7 +17,7 @@ class Record:
     """What a route remembers of a call; it becomes a `Call` when somebody asks.
 
     `cross` is whether queries and keys came from different places, None if the route cannot tell.
-    `sealed` is whether the gradient of values and output was left behind in a compiled graph.
+    `sealed` is whether the gradients of values and of output were left behind in a compiled graph.
     `versions` are of queries and keys that are no copies: how often each had been changed in place.
     """
 
@@ -27,7 +27,7 @@ class Record:
     value: Tensor | None
     output: Tensor | None
     cross: bool | None
-    sealed: bool = False
+    sealed: tuple[bool, bool] = (False, False)
     versions: tuple[int, int] | None = None
 
     @property
@@ -39,11 +39,16 @@ class Record:
 
     @cached_property
     def ends(self) -> tuple[Tensor | None, Tensor | None]:
-        """Values and output, as a call shows them."""
-        if not self.sealed or not isinstance(self.source, Projected):
-            return self.value, self.output
-        value, output = _Sealed.apply(self.source.query, self.value, self.output)
-        return value, output
+        """Values and output, as a call shows them, however they are looked at first."""
+        found = [self.value, self.output]
+        if isinstance(self.source, Projected) and any(self.sealed):
+            some = [at for at, sealed in enumerate(self.sealed) if sealed]
+            with torch.inference_mode(False), torch.enable_grad():
+                ways = self.source.query, self.source.key
+                made = _Sealed.apply(*ways, *(found[at] for at in some))
+            for at, one in zip(some, made, strict=True):
+                found[at] = one
+        return found[0], found[1]
 
     def copied(self) -> "Record":
         """The same record in memory of its own."""
@@ -58,14 +63,22 @@ class Record:
 class _Sealed(torch.autograd.Function):
     """What has come out of a compiled graph without its gradient, and says so when it is asked.
 
-    It stands in the way of every gradient that goes on to the queries of its call: nothing is lost
-    without a word.
+    It stands in the way of every gradient that goes on to the queries or keys of its call: nothing
+    is lost without a word. Only who asks for gradients of certain tensors (`autograd.grad`,
+    `backward(inputs=)`) that neither comes from, as of a projection of values outside of the graph,
+    goes by it.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, query: Tensor, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(query: Tensor, key: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         """The same values."""
-        return tuple(None if one is None else one.view_as(one) for one in given)
+        return tuple(one.view_as(one) for one in given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -121,8 +134,10 @@ def _out_of_graph(record: Record) -> Record:
     """
     if not isinstance(record.source, Projected) or not record.source.query.requires_grad:
         return record  # then nothing could be put in the way of it
-    value, output = (None if one is None else one.detach() for one in (record.value, record.output))
-    return replace(record, value=value, output=output, sealed=True)
+    ends = record.value, record.output
+    value, output = (None if one is None else one.detach() for one in ends)
+    learns = [one is not None and one.requires_grad for one in ends]
+    return replace(record, value=value, output=output, sealed=(learns[0], learns[1]))
 
 
 def _kept(record: Record) -> Record:

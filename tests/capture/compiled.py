@@ -1,6 +1,7 @@
 """What holds for compiled models, run by `test_mode.py` in a process of its own."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -261,6 +262,56 @@ def check_a_compiled_model_whose_queries_do_not_learn_keeps_the_gradient_of_its_
         compiled(x)
     seen.calls[0].value.square().sum().backward()
     assert model.layers[0].value.weight.grad.any()
+
+
+def check_values_refuse_a_gradient_however_they_are_looked_at_first(x):
+    for quiet in (torch.no_grad, torch.inference_mode):
+        torch._dynamo.reset()
+        compiled = torch.compile(Stack(FusedAttention()), backend="aot_eager")
+        with watch(compiled) as seen:
+            compiled(x)
+            with quiet():
+                assert len(seen) == 1
+        with pytest.raises(RuntimeError, match="seen without their gradient"):
+            seen.calls[0].value.sum().backward()
+
+
+def check_values_that_learn_nothing_are_as_they_are(x):
+    torch._dynamo.reset()
+    model = Stack(FusedAttention())
+    model.layers[0].value.requires_grad_(False)
+    compiled = torch.compile(model, backend="aot_eager")
+    found = []
+    for run in (model, compiled):
+        model.zero_grad()
+        with watch(run) as seen:
+            run(x)
+        call = seen.calls[0]
+        assert not call.value.requires_grad
+        (call.weights() @ call.value).square().sum().backward(retain_graph=True)
+        found.append(model.layers[0].query.weight.grad.clone())
+        refused = pytest.raises(RuntimeError, match="seen without their gradient")
+        with refused if run is compiled else nullcontext():
+            call.output.sum().backward()
+    torch.testing.assert_close(*found)
+
+
+def check_functional_gradients_go_through_a_compiled_model_that_is_watched(x):
+    torch._dynamo.reset()
+    model = Stack(FusedAttention())
+    compiled = torch.compile(model, backend="eager")
+    weights = dict(model.named_parameters())
+
+    def loss(weights, run):
+        with watch(run) as seen:
+            out = torch.func.functional_call(run, weights, (x,))
+        return out.square().sum() + seen.calls[0].weights().square().sum()
+
+    ours = torch.func.grad(lambda given: loss(given, model))(weights)
+    named = {f"_orig_mod.{name}": one for name, one in weights.items()}
+    theirs = torch.func.grad(lambda given: loss(given, compiled))(named)
+    for name, one in ours.items():
+        torch.testing.assert_close(theirs[f"_orig_mod.{name}"], one)
 
 
 def check_gradients_ask_for_a_model_that_is_not_compiled(x):

@@ -1,5 +1,7 @@
 """The kernels of a card against the plain way: by Triton's interpreter, or on the card itself."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -146,6 +148,11 @@ def test_what_the_kernels_do_not_know_goes_the_plain_way():
     assert not launching.fit([one.double() for one in queries], keys, 3)
     assert not launching.fit([queries[0], queries[1][:, :, :9]], keys[:2], 3)
     assert not launching.fit(*make(width=launching.WIDE + 1), 3)
+    near, far = (
+        torch.empty_strided((1, 1, 3, 16), (1, 1, n, 1), device="meta") for n in (16, 2**30)
+    )
+    assert launching.fit([near], [near], 3) == launching.INTERPRETED  # no card has such tensors
+    assert not launching.fit([far], [far], 3)  # beyond what kernels count to
     assert module.log_shares(queries, keys, slice(0, 70), slice(0, 9)).shape[3] == 70
 
 
@@ -433,9 +440,13 @@ def test_gradients_that_no_tap_takes_are_whole_and_laid_out_as_graphs_take_them(
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["as they are", "packed"])
 @pytest.mark.parametrize("way", ["shares", "costs"])
-def test_memory_is_read_while_it_is_held(way):
-    """When a layer is due, attention has let go of its queries and keys, and others fill memory."""
+def test_memory_is_read_while_it_is_held(way, packed):
+    """When a layer is due, attention has let go of its queries and keys, and others fill memory.
+
+    Where saved tensors are packed, as by `save_on_cpu`, they are others than those that a tap has.
+    """
     wanted, at = aimed(5, 67), ROWS["positions"].to(DEVICE)
     found = []
     for trashed in (False, True):
@@ -447,6 +458,9 @@ def test_memory_is_read_while_it_is_held(way):
         def fill(slope, junk=junk, size=x.shape):
             junk.extend(torch.full(size, torch.nan, device=DEVICE) for _ in range(8))
 
+        hooks = contextlib.nullcontext()
+        if packed and trashed:
+            hooks = torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone)
         for q, k in zip(weights[:3], weights[3:], strict=True):
             pair = tap((out @ q).clone(), (out @ k).clone())
             if trashed:
@@ -457,10 +471,11 @@ def test_memory_is_read_while_it_is_held(way):
             taps.append(pair)
         sides = [[pair[side] for pair in taps] for side in (0, 1)]
         given = *sides, at, slice(3, 70), 0.3
-        if way == "costs":
-            rows = costs(*given, None, wanted, NOTHING).square().mean()
-        else:
-            rows = log_shares(*given).exp().square().mean()
+        with hooks:
+            if way == "costs":
+                rows = costs(*given, None, wanted, NOTHING).square().mean()
+            else:
+                rows = log_shares(*given).exp().square().mean()
         loss = out.square().mean() + rows
         del taps, pair, sides, given, rows, out
         loss.backward()

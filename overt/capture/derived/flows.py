@@ -107,7 +107,8 @@ def _cuts(layers: Any, row: int) -> Bool[Tensor, "n levels n"]:
     largest = max(1.0, float(layers.sum(axis=-1).max()))  # amounts must fit 32 bits
     amounts = np.maximum(np.rint(carried * (2**30 / largest)), 1).astype(np.int32)
     size = (l + 1) * n  # node (level, position); inputs are level 0
-    network = csr_array((amounts, ((level + 1) * n + start, level * n + end)), shape=(size, size))
+    ends = [at.astype(np.int32) for at in ((level + 1) * n + start, level * n + end)]
+    network = csr_array((amounts, tuple(ends)), shape=(size, size))  # SciPy 1.14 takes 32 bits
     near = np.zeros((n, size), dtype=bool)
     for place in range(n):
         solved = maximum_flow(network, l * n + row, place)
