@@ -1,4 +1,4 @@
-"""What a compiled graph is told of the kernels: shapes and gradients; run by `test_kernels.py`.
+"""What a compiled graph is told of the kernels: shapes and gradients; run by `test_operators.py`.
 
 The kernels themselves are held to plain operations in `kernels_held.py`, where there is a card or
 Triton's interpreter; here their place is taken by an oracle that multiplies.
