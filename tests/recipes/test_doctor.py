@@ -52,7 +52,7 @@ def test_a_package_that_is_too_old_is_named_with_both_versions(
     monkeypatch.setattr(doctor, "_version", lambda p: old.get(p) or known(p))
     found = by_name(list(doctor._packages()))
     assert found["extra hf"].found == "transformers 4.57.1 is older than 5.17"
-    assert found["extra hf"].advice == "pip install 'transformers>=5.0' if you want it"
+    assert found["extra hf"].advice == "pip install 'transformers>=5.17' if you want it"
     assert found["torch"].wrong and found["torch"].found == "2.9.0+cpu is older than 2.11."
     assert not found["numpy"].wrong and found["numpy"].found == "2.0.0rc1"
 
