@@ -232,10 +232,7 @@ class _Products(torch.autograd.Function):
             if _untapped(ctx, tensors):
                 put = partial(on_card.put_keys, given)
                 return (None,) * 5 + _wholes(on_card, rows, put, tensors)
-            at = on_card.rows.clamp_min(0)
-            parts = list[Part](partial(_place, one, at) for one in rows)
-            layers = range(len(tensors) // 2)
-            parts += [partial(on_card.add_to_keys, given, layer) for layer in layers]
+            parts = _parts_on_card(on_card, rows, partial(on_card.add_to_keys, given))
         else:
             if logs is not None:
                 gradient = _unshared(gradient, logs, ctx.softmax[0])
@@ -283,10 +280,7 @@ class _Costs(torch.autograd.Function):
             if whole:
                 put = partial(on_card.put_costs_to_keys, given)
                 return (None,) * 7 + _wholes(on_card, rows, put, tensors)
-            at = on_card.rows.clamp_min(0)
-            parts = list[Part](partial(_place, one, at) for one in rows)
-            layers = range(len(tensors) // 2)
-            parts += [partial(on_card.add_costs_to_keys, given, layer) for layer in layers]
+            parts = _parts_on_card(on_card, rows, partial(on_card.add_costs_to_keys, given))
         return (None,) * 7 + _all_handed(parts, tensors, ctx)
 
 
@@ -344,6 +338,17 @@ def _listed(rows: Index, query: Tensor) -> Int[Tensor, "b s"]:
         at = torch.arange(places.start, places.stop, places.step, device=query.device)
         return at.expand(len(query), -1)
     return rows.to(query.device)
+
+
+def _parts_on_card(
+    layers: "launching.Layers",
+    rows: Float[Tensor, "l b h s d"],
+    add: Callable[[int, Tensor], None],
+) -> list[Part]:
+    """How to add the gradient of each layer's rows, and after them of each layer's keys."""
+    at = layers.rows.clamp_min(0)
+    of_rows = [partial(_place, one, at) for one in rows]
+    return [*of_rows, *(partial(add, layer) for layer in range(len(rows)))]
 
 
 def _untapped(ctx: Any, tensors: Sequence[Tensor]) -> bool:

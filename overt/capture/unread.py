@@ -129,7 +129,7 @@ class Unread(AttentionMap):
 
         None where that is not known without the values: for targets that differ by layer or head,
         and for those that have a gradient. None, too, when the values are there, and in a graph
-        that is being compiled, which takes plain operations alone.
+        that is being compiled, which takes log-shares alone.
         """
         b, _, _, q, k = self.shape
         alike = tuple(wanted.shape) == (b, 1, 1, q, k) and not wanted.requires_grad
