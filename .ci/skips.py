@@ -1,4 +1,4 @@
-"""Fail when a test was skipped although what it asked for is there.
+"""Fail if a test was skipped although its requirement is available.
 
 python .ci/skips.py DATA REPORT.xml...   (reports as written by `pytest --junitxml`)
 """
@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-FOLDERS = {  # what a skip reason calls a set -> the folder that shows it is there
+FOLDERS = {  # name of a dataset in skip reasons -> its folder
     "cifar10": "cifar-10-batches-bin",
     "cifar100": "cifar-100-binary",
     "trec6": "trec",
@@ -24,7 +24,7 @@ FOLDERS = {  # what a skip reason calls a set -> the folder that shows it is the
 
 
 def present(data: Path) -> dict[str, str]:
-    """Each word that is no excuse on this machine, and why."""
+    """Return the words that do not justify a skip on this machine, with the reason."""
     found = {}
     for name, folder in FOLDERS.items():
         if (data / folder).is_dir() and any((data / folder).iterdir()):
@@ -38,7 +38,7 @@ def present(data: Path) -> dict[str, str]:
 
 
 def skipped(report: Path) -> list[tuple[str, str]]:
-    """The name of every skipped test and its reason; expected failures are not skips."""
+    """Return the name and reason of every skipped test; expected failures are not skips."""
     tests = []
     for case in ET.parse(report).iter("testcase"):
         for skip in case.iter("skipped"):
@@ -51,7 +51,7 @@ def skipped(report: Path) -> list[tuple[str, str]]:
 def unexcused(
     tests: Sequence[tuple[str, str]], there: Mapping[str, str]
 ) -> list[tuple[str, str, str]]:
-    """The skipped tests whose reason names something that is there, with what it is."""
+    """Return the skipped tests whose requirement is available, with that requirement."""
     wrong = []
     for test, reason in tests:
         for word, why in there.items():
@@ -62,7 +62,7 @@ def unexcused(
 
 
 def main() -> int:
-    """Print every skipped test; 1 when one of them has no excuse."""
+    """Print every skipped test; return 1 if one is not justified."""
     data, *reports = map(Path, sys.argv[1:])
     tests = [test for report in reports for test in skipped(report)]
     for name, reason in tests:

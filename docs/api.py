@@ -1,7 +1,7 @@
-"""What the source says of itself: modules, functions, classes, their signatures and docstrings.
+"""Read modules, functions, classes, signatures and docstrings from the source.
 
-Read by syntax tree, so that the pages need neither torch nor a working import, and a signature
-shows the shapes as they were written.
+The source is read as a syntax tree, so that the pages need neither torch nor an import, and
+signatures show shapes as written.
 """
 
 import ast
@@ -13,12 +13,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Item:
-    """One public name: `anchor` is its name on the page, `code` its signature or value."""
+    """One name: `anchor` is its name on the page, `code` its signature or value."""
 
     name: str
     anchor: str
     code: str
     about: str
+    line: int
     inside: tuple["Item", ...] = ()
 
 
@@ -26,22 +27,18 @@ class Item:
 class Module:
     """One file of the package; `name` is dotted.
 
-    `exports` are the names that a package hands on from elsewhere, each with its full name there.
+    `exports` are re-exported names, each with its full name; `path` is the file from the root.
     """
 
     name: str
+    path: str
     about: str
     items: tuple[Item, ...] = field(default=())
     exports: tuple[tuple[str, str], ...] = field(default=())
 
-    @property
-    def page(self) -> str:
-        """Where its page stands in the site."""
-        return f"api/{self.name}.html"
-
 
 def read(package: Path) -> list[Module]:
-    """Every module of a package that has something to say, by name."""
+    """Return every documented module of a package, sorted by name."""
     found = []
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -54,51 +51,65 @@ def read(package: Path) -> list[Module]:
         about = ast.get_docstring(tree) or ""
         if items or about or parts[-1] == "__init__":
             exports = tuple(handed_on(tree)) if parts[-1] == "__init__" else ()
-            found.append(Module(name, about, items, exports))
+            file = path.relative_to(package.parent).as_posix()
+            found.append(Module(name, file, about, items, exports))
     return sorted(found, key=lambda module: module.name)
 
 
 def handed_on(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The public names that a package imports from its modules, in the order of the alphabet."""
+    """Yield the public names that a package re-exports, in alphabetical order.
+
+    They are the names in `__all__` if it is a list of strings, otherwise the imported names.
+    """
     found = {}
+    listed = stated(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("overt"):
             for name in node.names:
-                if not (name.asname or name.name).startswith("_"):
-                    found[name.asname or name.name] = f"{node.module}.{name.name}"
+                called = name.asname or name.name
+                if not called.startswith("_") and (listed is None or called in listed):
+                    found[called] = f"{node.module}.{name.name}"
     yield from sorted(found.items())
 
 
+def stated(tree: ast.Module) -> list[str] | None:
+    """Return `__all__` of a package, or None if it is absent or computed."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value) if isinstance(node.value, ast.List) else None
+    return None
+
+
 def public(body: list[ast.stmt], source: str, owner: str = "") -> Iterator[Item]:
-    """The public names that these statements define, in the order of the file, each once."""
+    """Yield the public names that these statements define, in file order, each once."""
     seen: set[str] = set()
     for item in defined(body, source, owner):
-        if item.name not in seen:  # a property's setter, an overload, the other half of an `if`
+        if item.name not in seen:  # setters, overloads and the branches of an `if` repeat a name
             yield item
         seen.add(item.name)
 
 
 def defined(body: list[ast.stmt], source: str, owner: str) -> Iterator[Item]:
-    """The public names that these statements define, as often as they do."""
+    """Yield the public names that these statements define, with repetitions."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if not node.name.startswith("_"):
                 about = ast.get_docstring(node) or ""
-                yield Item(node.name, owner + node.name, signature(node), about)
+                yield Item(node.name, owner + node.name, signature(node), about, node.lineno)
         elif isinstance(node, ast.ClassDef):
             if not node.name.startswith("_"):
                 inside = tuple(public(node.body, source, f"{owner}{node.name}."))
                 about = ast.get_docstring(node) or ""
-                yield Item(node.name, owner + node.name, heading(node), about, inside)
+                yield Item(node.name, owner + node.name, heading(node), about, node.lineno, inside)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [target.id for target in targets if isinstance(target, ast.Name)]
             if names and not names[0].startswith("_"):
-                yield Item(names[0], owner + names[0], shown(node, source), "")
+                yield Item(names[0], owner + names[0], shown(node, source), "", node.lineno)
 
 
 def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The `def` line without its body; one argument a line when it is long."""
+    """Return the `def` line without its body; one argument per line if it is long."""
     marks = [f"@{ast.unparse(mark)}\n" for mark in node.decorator_list]
     start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
@@ -109,7 +120,7 @@ def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def arguments(args: ast.arguments) -> Iterator[str]:
-    """Each argument on a line of its own, with the `/` and `*` that stand between them."""
+    """Yield each argument on a separate line, with `/` and `*` between them."""
     places = [*args.posonlyargs, *args.args]
     defaults = [None] * (len(places) - len(args.defaults)) + args.defaults
     for number, (arg, default) in enumerate(zip(places, defaults, strict=True), 1):
@@ -127,20 +138,20 @@ def arguments(args: ast.arguments) -> Iterator[str]:
 
 
 def one(arg: ast.arg, default: ast.expr | None) -> str:
-    """One argument with its default."""
+    """Return one argument with its default."""
     equal = " = " if arg.annotation else "="
     return f"    {ast.unparse(arg)}{equal + ast.unparse(default) if default else ''},\n"
 
 
 def heading(node: ast.ClassDef) -> str:
-    """The `class` line with its decorators and bases."""
+    """Return the `class` line with decorators and bases."""
     marks = [f"@{ast.unparse(mark)}\n" for mark in node.decorator_list]
     bases = ", ".join(map(ast.unparse, [*node.bases, *node.keywords]))
     return f"{''.join(marks)}class {node.name}{f'({bases})' if bases else ''}"
 
 
 def shown(node: ast.Assign | ast.AnnAssign, source: str) -> str:
-    """A value or a field as it stands in the file, its comment included, cut after a few lines."""
+    """Return the source of a value or field with its comment, cut after a few lines."""
     lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
     lines = inspect.cleandoc("\n".join(lines)).splitlines()
     return "\n".join([*lines[:6], "    ..."] if len(lines) > 6 else lines)

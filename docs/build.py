@@ -1,12 +1,12 @@
-"""Build the pages: README.md, the other pages of the root, docs/*.md and one page a module.
+"""Build the documentation: README.md, other pages of the root, docs/*.md, and the API reference.
 
     python docs/build.py [SITE]
 
-The site has the layout of the repository, so that a link that works there works here: a link to a
-page leads to its HTML, a link to a module to what its docstrings say, any other file is copied.
-docs/index.md says in which order and under which headings pages stand beside each other; what it
-does not list comes last. The site needs no server and asks none: it can be searched from a disk.
-Ends with 1 and names them when links inside the site lead nowhere.
+The site has the layout of the repository, so that links work in both: a link to a page leads to its
+HTML, a link to a package to its names, a link to a module to its source, any other file is copied.
+The reference has public names only (docs/reference.py). docs/index.md defines the order and the
+groups of the navigation; pages that it does not list come last. The site needs no server and can
+be searched from a disk. If internal links are broken, they are printed and the exit code is 1.
 """
 
 import html
@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -33,6 +34,7 @@ from pygments.lexers import PythonConsoleLexer, PythonLexer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import api
+import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
@@ -44,29 +46,37 @@ CODE = re.compile(r'<pre><code class="language-([\w-]+)">(.*?)</code></pre>', re
 TAGS = re.compile(r"<[^>]+>")
 HEADING = re.compile(r'<h([123]) id="([^"]+)">(.*?)</h\1>', re.DOTALL)
 EXTENSIONS = ("fenced_code", "tables", "sane_lists")
+GUIDE = re.compile(r"README\.md|docs/(?!design/)")  # pages that say what to import
 PLAIN, CONSOLE, FORMAT = PythonLexer(), PythonConsoleLexer(), HtmlFormatter(nowrap=True)
-EXCERPT = 400  # letters of a section that can be searched
+SOURCE = PythonLexer(stripnl=False)
+EXCERPT = 400  # characters of a section in the search index
+GUIDE_EXCERPT = 1600  # of a section of a guide
 FENCE = re.compile(r"^```([\w-]+)[^\n`]*$", re.MULTILINE)
 DOCTEST = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", re.MULTILINE | re.DOTALL)
+SECTION = re.compile(
+    r"^(Args|Raises|Returns|Yields|Examples?):\n((?:(?:[ ]{4}[^\n]*|[ ]*)(?:\n|\Z))+)", re.MULTILINE
+)
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Each page of the repository and where it stands in the site: {"README.md": "index.html"}."""
-    found = [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
+    """Return the path in the site of each page: {"README.md": "index.html"}."""
+    folders = ("docs/**", "overt/papers/*", "results")
+    found = [*sorted(root.glob("*.md"))]
+    found += [path for one in folders for path in sorted(root.glob(f"{one}/*.md"))]
     names = [path.relative_to(root).as_posix() for path in found]
     return {n: "index.html" if n == "README.md" else n.removesuffix(".md") + ".html" for n in names}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Pages that stand together in the navigation: (title, place in the site)."""
+    """Pages of one navigation group: (title, path in the site)."""
 
     title: str
     pages: tuple[tuple[str, str], ...]
 
 
 def groups(index: str, titles: Mapping[str, str], places: Mapping[str, str]) -> list[Group]:
-    """The pages in the order and under the headings of docs/index.md; the others come last."""
+    """Return the pages in the order and groups of docs/index.md; the others come last."""
     found, seen = [], {"docs/index.md"}
     for part in re.split(r"^## +", index, flags=re.MULTILINE)[1:]:
         heading, _, body = part.partition("\n")
@@ -80,16 +90,27 @@ def groups(index: str, titles: Mapping[str, str], places: Mapping[str, str]) -> 
     return [*found, Group("More", rest)] if rest else found
 
 
-def names(modules: Iterable[api.Module]) -> dict[str, str]:
-    """Each dotted public name and its place in the site, with and without the leading `overt.`."""
+def names(modules: Iterable[api.Module], public: Iterable[reference.Page]) -> dict[str, str]:
+    """Return the address of each dotted name, with and without the prefix `overt.`.
+
+    A public name leads to the reference, any other one to its line in the source.
+    """
     found = {}
     modules = list(modules)
     for module in modules:
-        found[module.name] = module.page
+        found[module.name] = source_place(module)
         for item in module.items:
-            for part in (item, *item.inside):
-                found[f"{module.name}.{part.anchor}"] = f"{module.page}#{part.anchor}"
-    for _ in range(2):  # a package may hand on what another one hands on
+            for part, name in members(item):
+                found[f"{module.name}.{name}"] = f"{source_place(module)}#line-{part.line}"
+    for page in public:
+        for section in page.sections:
+            found[section.home] = f"{page.place}#{section.anchor}"
+            for entry in section.entries:
+                for part, name in members(entry.item):
+                    for path in (section.home, entry.path):
+                        found[f"{path}.{name}"] = f"{page.place}#{part.anchor}"
+        found[page.name] = page.place
+    for _ in range(2):  # a package may re-export re-exported names
         for module in modules:
             for name, home in module.exports:
                 if home in found and home != f"{module.name}.{name}":
@@ -97,8 +118,19 @@ def names(modules: Iterable[api.Module]) -> dict[str, str]:
     return found | {name.removeprefix("overt."): place for name, place in found.items()}
 
 
+def members(item: api.Item) -> Iterator[tuple[api.Item, str]]:
+    """Yield an item and its members, each with its name in the module: `Box.side`."""
+    yield item, item.name
+    yield from ((part, f"{item.name}.{part.name}") for part in item.inside)
+
+
+def source_place(module: api.Module) -> str:
+    """Return the path in the site of the source of a module."""
+    return f"source/{module.path.removesuffix('.py')}.html"
+
+
 def coloured(text: str) -> str:
-    """HTML with its Python in colours, and what code printed marked as such."""
+    """Highlight the Python code of HTML, and mark printed output."""
     return CODE.sub(lambda found: _coloured(found[1], found[2]), text)
 
 
@@ -110,42 +142,59 @@ def _coloured(language: str, code: str) -> str:
     return f'<pre><code class="language-python">{python(html.unescape(code))}</code></pre>'
 
 
+def listed_sections(docstring: str) -> str:
+    """Return a docstring with its sections as Markdown: arguments and errors become lists."""
+    return SECTION.sub(lambda found: _listed_section(found[1], found[2]), docstring)
+
+
+def _listed_section(name: str, body: str) -> str:
+    body = textwrap.dedent(body).strip("\n")
+    if name in {"Args", "Raises"}:
+        entries = re.split(r"\n(?=\S)", body)  # continued lines are indented
+        parts = [" ".join(entry.split()).partition(": ") for entry in entries]
+        body = "\n".join(f"- `{one}`: {text}" if text else f"- {one}" for one, _, text in parts)
+    return f"**{name}**\n\n{body}\n\n"
+
+
 def python(code: str) -> str:
-    """Python as HTML, its words marked by their kind."""
+    """Return highlighted Python as HTML."""
     return str(highlight(code, CONSOLE if code.startswith(">>>") else PLAIN, FORMAT))
 
 
 def sections(title: str, place: str, body: str) -> Iterator[tuple[str, str, str, str]]:
-    """What can be found of a page: (title, heading, address, first words) of each section."""
+    """Yield the search entries of a page: (title, heading, address, first words) per section."""
+    guide = place.startswith("docs/") and not place.startswith("docs/design/")
+    length = GUIDE_EXCERPT if guide else EXCERPT
     heads = list(HEADING.finditer(body))
     ends = [*(found.start() for found in heads[1:]), len(body)]
     for found, end in zip(heads, ends, strict=False):
         words = " ".join(html.unescape(TAGS.sub(" ", body[found.end() : end])).split())
         heading = html.unescape(TAGS.sub("", found[3]))
         address = place if found[1] == "1" else f"{place}#{found[2]}"
-        yield title, "" if heading == title else heading, address, words[:EXCERPT]
+        yield title, "" if heading == title else heading, address, words[:length]
 
 
-def searched(pages: Iterable[tuple[str, str, str]], modules: Iterable[api.Module]) -> str:
-    """The script that holds all that can be searched: sections of pages, and public names."""
+def searched(pages: Iterable[tuple[str, str, str]], public: Iterable[reference.Page]) -> str:
+    """Return the search index as a script: sections of pages, and documented public names."""
     found = [part for page in pages for part in sections(*page)]
-    for module in modules:
-        for item in module.items:
-            first = item.about.split("\n\n")[0].replace("\n", " ")
-            address = f"{module.page}#{item.anchor}"
-            found.append((item.name, module.name, address, first[:EXCERPT]))
+    for page in public:
+        for entry in (one for section in page.sections for one in section.entries):
+            if entry.item.about:
+                first = entry.item.about.split("\n\n")[0].replace("\n", " ")
+                address = f"{page.place}#{entry.item.anchor}"
+                found.append((entry.item.name, entry.path, address, first[:EXCERPT]))
     return f"const SEARCH = {json.dumps(found, ensure_ascii=False)};\n"
 
 
 class Links(Treeprocessor):
-    """Turn the links of one page into links of the site, and dotted names in code into links."""
+    """Convert the links of a page to links of the site, and dotted names in code to links."""
 
     def __init__(self, source: str, place: str, site: "Site") -> None:
         super().__init__()
         self.source, self.place, self.site = source, place, site
 
     def run(self, root: Element) -> None:
-        """Called by Markdown with the tree of the page."""
+        """Convert the tree of a page; called by Markdown."""
         for element in root.iter():
             for key in ("href", "src"):
                 if element.get(key):
@@ -156,34 +205,42 @@ class Links(Treeprocessor):
                     self.name(child)
 
     def name(self, element: Element) -> None:
-        """`files.writing` in code becomes a link to it."""
+        """Link a name such as `files.writing` in code."""
         known = self.site.names.get((element.text or "").removesuffix("()"))
         if element.tag == "code" and known and "." in (element.text or ""):
             text, element.text, element.tag = element.text, "", "a"
-            element.set("href", relative(known, self.place))
+            element.set("href", self.site.link(known, self.place))
             SubElement(element, "code").text = text
 
 
 class Site:
-    """What the pages need to know of each other, and the files they ask for."""
+    """Pages, modules, names and copied files of the site."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.modules = api.read(root / "overt")
+        self.modules = {module.path: module for module in api.read(root / "overt")}
         self.pages = pages(root)
-        self.names = names(self.modules)
+        self.texts = {name: (root / name).read_text(encoding="utf-8") for name in self.pages}
+        guides = [text for name, text in self.texts.items() if GUIDE.match(name)]
+        self.reference = reference.arrange(self.modules.values(), guides)
+        self.names = names(self.modules.values(), self.reference)
         self.copies: set[str] = set()
-        self.readers: dict[tuple[str, ...], markdown.Markdown] = {}  # slow to make
+        self.sources: set[str] = set()  # pages of sources that other pages link to
+        self.readers: dict[tuple[str, ...], markdown.Markdown] = {}  # slow to create
 
     def lead(self, link: str, source: str, place: str) -> str:
-        """A link of the page `source` as a link of the site; what is unknown stays as it is."""
+        """Convert a link of the page `source` to one of the site; unknown links are unchanged."""
         parts = urlsplit(link)
         if parts.scheme or parts.netloc or not parts.path:
             return link
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), unquote(parts.path)))
-        dotted = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        dotted = path.replace("/", ".")
         if path in self.pages:
             target = self.pages[path]
+        elif path in self.modules:
+            target = source_place(self.modules[path])
+        elif f"{path}/README.md" in self.pages:
+            target = self.pages[f"{path}/README.md"]
         elif path.startswith("overt") and dotted in self.names:
             target = self.names[dotted]
         elif (self.root / path).is_file():
@@ -191,42 +248,61 @@ class Site:
             target = path
         else:
             return link
-        return relative(target, place) + (f"#{parts.fragment}" if parts.fragment else "")
+        return self.link(target, place) + (f"#{parts.fragment}" if parts.fragment else "")
+
+    def link(self, target: str, place: str) -> str:
+        """Return the link from the page at `place` to `target`, and keep linked sources."""
+        if target.startswith("source/"):
+            self.sources.add(urldefrag(target).url)
+        return relative(target, place)
 
     def render(self, text: str, source: str, place: str) -> str:
-        """Markdown to HTML, links led to where they are in the site."""
-        text = FENCE.sub(r"```\1", text)  # Markdown knows one word after the fence
-        marks = ("toc",) if source in self.pages else ()  # headings one can link to
+        """Convert Markdown to HTML, with links of the site."""
+        text = FENCE.sub(r"```\1", text)  # Markdown accepts one word after the fence
+        marks = ("toc",) if source in self.pages else ()  # anchors of headings
         if marks not in self.readers:
             self.readers[marks] = markdown.Markdown(extensions=[*EXTENSIONS, *marks])
         reader = self.readers[marks].reset()
         reader.treeprocessors.register(Links(source, place, self), "links", 1)
         return coloured(reader.convert(text))
 
-    def about(self, docstring: str, module: api.Module) -> str:
-        """A docstring to HTML: Markdown, and doctests as code."""
+    def about(self, docstring: str, home: str, place: str) -> str:
+        """Convert a docstring of module `home` to HTML: Markdown, and doctests as code."""
         if not docstring:
             return ""
-        text = DOCTEST.sub(lambda found: f"```python\n{found[0]}\n```", docstring)
-        return self.render(text, module.name.replace(".", "/") + ".py", module.page)
+        text = listed_sections(docstring)
+        text = DOCTEST.sub(lambda found: f"```python\n{found[0]}\n```", text)
+        return self.render(text, home.replace(".", "/") + ".py", place)
+
+    def source(self, module: api.Module) -> str:
+        """Return the source of a module as HTML, with an anchor at each definition."""
+        text = (self.root / module.path).read_text(encoding="utf-8")
+        starts = {part.line for item in module.items for part, _ in members(item)}
+        lines = highlight(text, SOURCE, FORMAT).split("\n")
+        marked = (
+            f'<span id="line-{number}">{line}</span>' if number in starts else line
+            for number, line in enumerate(lines, 1)
+        )
+        code = "\n".join(marked)
+        return f"<h1>{html.escape(module.path)}</h1>\n<pre><code>{code}</code></pre>"
 
 
 def relative(target: str, place: str) -> str:
-    """The link from the page at `place` to `target`, both from the top of the site."""
+    """Return the link from the page at `place` to `target`, both relative to the root."""
     path, mark = urldefrag(target)
     return posixpath.relpath(path, posixpath.dirname(place) or ".") + (f"#{mark}" if mark else "")
 
 
 def title(text: str, name: str) -> str:
-    """The first heading of a page, or its file's name."""
+    """Return the first heading of a page, or the name of its file."""
     found = re.search(r"^# +(.+)$", text, re.MULTILINE)
     return re.sub(r"[`*]", "", found[1]) if found else Path(name).stem
 
 
 def build(root: Path, out: Path) -> None:
-    """Write the whole site into `out`, which is replaced only when all of it is written."""
+    """Write the site to `out`, which is replaced only when everything is written."""
     site = Site(root)
-    texts = {name: (root / name).read_text(encoding="utf-8") for name in site.pages}
+    texts = site.texts
     titles = {name: title(texts[name], name) for name in site.pages}
     contents = groups(texts.get("docs/index.md", ""), titles, site.pages)
     order = [page for group in contents for page in group.pages]
@@ -241,13 +317,11 @@ def build(root: Path, out: Path) -> None:
     def page(template: str, place: str, **values: object) -> None:
         shared = {
             "groups": contents,
-            "modules": site.modules,
-            "rooms": rooms(site.modules),
+            "reference": site.reference,
             "place": place,
-            "link": lambda target: relative(target, place),
-            "about": site.about,
+            "link": lambda target: site.link(target, place),
+            "about": lambda docstring, home: site.about(docstring, home, place),
             "python": python,
-            "names": site.names,
             "before": None,
             "after": None,
             "inside": [],
@@ -268,28 +342,24 @@ def build(root: Path, out: Path) -> None:
             before=order[at - 1] if at else None,
             after=order[at + 1] if at is not None and at + 1 < len(order) else None,
         )
-    for module in site.modules:
-        page("module.html", module.page, title=module.name, module=module)
-    page("modules.html", "api/index.html", title="All modules")
+    for each in site.reference:
+        inside = [(section.anchor, section.title) for section in each.sections]
+        page("reference.html", each.place, title=each.name, page=each, inside=inside)
+    page("questions.html", "api/index.html", title="API reference")
     if "index.html" not in written:
-        page("modules.html", "index.html", title="overt")
+        page("questions.html", "index.html", title="overt")
+    for module in site.modules.values():
+        if source_place(module) in site.sources:
+            page("page.html", source_place(module), title=module.path, body=site.source(module))
     written |= {name: (HERE / "templates" / name).read_text(encoding="utf-8") for name in STATIC}
-    written["search.js"] = searched(bodies, site.modules)
+    written["search.js"] = searched(bodies, site.reference)
     save(out, written, {name: root / name for name in site.copies})
 
 
-def rooms(modules: Iterable[api.Module]) -> dict[str, list[api.Module]]:
-    """Modules by the room they stand in: the first word after `overt`."""
-    found: dict[str, list[api.Module]] = {}
-    for module in modules:
-        found.setdefault(".".join(module.name.split(".")[:2]), []).append(module)
-    return found
-
-
 def save(out: Path, written: Mapping[str, str], copies: Mapping[str, Path]) -> None:
-    """Put pages and files into a new folder, then let it take the place of the old one."""
+    """Write pages and files to a new folder, then replace the old one."""
     if out.exists() and any(out.iterdir()) and not (out / "api" / "index.html").exists():
-        raise SystemExit(f"{out} is not a site built earlier: name an empty or a new folder.")
+        raise SystemExit(f"{out} is not a site: use an empty or new folder.")
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     for name, text in written.items():
@@ -305,7 +375,7 @@ def save(out: Path, written: Mapping[str, str], copies: Mapping[str, Path]) -> N
 
 
 class Anchors(HTMLParser):
-    """The links and the anchors of one HTML page."""
+    """Collect the links and anchors of an HTML page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +384,7 @@ class Anchors(HTMLParser):
         self.twice: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Called by the parser with each opening tag."""
+        """Handle an opening tag; called by the parser."""
         for key, value in attrs:
             if key == "id" and value:
                 (self.twice if value in self.anchors else self.anchors).add(value)
@@ -323,7 +393,7 @@ class Anchors(HTMLParser):
 
 
 def broken(site: Path) -> list[str]:
-    """Every link inside the site that leads nowhere or to two places, as `page: link`."""
+    """Return internal links that are broken or ambiguous, as `page: link`."""
     there = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     seen: dict[str, Anchors] = {}
     for name in sorted(there):
@@ -348,7 +418,7 @@ def broken(site: Path) -> list[str]:
 
 
 def main() -> int:
-    """Build, count, and say which links are broken."""
+    """Build the site, count its pages and report broken links."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site").resolve()
     build(ROOT, out)
     wrong = broken(out)

@@ -18,7 +18,7 @@ FENCE = re.compile(r"^```(?P<kind>\w*)[^\n`]*\n(?P<body>.*?)^```[ ]*$", re.MULTI
 
 
 def cells(page: str) -> Iterator[dict[str, Any]]:
-    """Text, code and printed output of a page as the cells of a notebook, in order."""
+    """Yield text, code and printed output of a page as notebook cells, in order."""
     at, waiting = 0, None
     for found in FENCE.finditer(page):
         kind, text = found["kind"], page[at : found.start()].strip()
@@ -44,7 +44,7 @@ def cells(page: str) -> Iterator[dict[str, Any]]:
 
 
 def code(body: str) -> dict[str, Any]:
-    """A cell of code that has printed nothing yet."""
+    """Return a code cell without output."""
     return {
         "cell_type": "code",
         "execution_count": None,
@@ -55,12 +55,12 @@ def code(body: str) -> dict[str, Any]:
 
 
 def lines(text: str) -> list[str]:
-    """Lines with their ends, as notebooks keep text."""
+    """Split text into lines with line ends, as in notebooks."""
     return text.splitlines(keepends=True)
 
 
 def notebook(page: str) -> str:
-    """The notebook of a page, as it is written to a file."""
+    """Return the notebook of a page as file content."""
     made = [{**cell, "id": f"cell-{number}"} for number, cell in enumerate(cells(page))]
     about = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     whole = {"cells": made, "metadata": about, "nbformat": 4, "nbformat_minor": 5}

@@ -22,7 +22,7 @@ WIDTH, COLOURS = 1100, 256
 
 
 def run(page: Path) -> str:
-    """Run the blocks of a page in the present folder and give what they printed."""
+    """Run the code blocks of a page in the current folder and return their output."""
     script = Path("page.py")
     script.write_text("\n".join(CODE.findall(page.read_text(encoding="utf-8"))), encoding="utf-8")
     done = subprocess.run([sys.executable, script], check=True, stdout=subprocess.PIPE, text=True)
@@ -30,14 +30,14 @@ def run(page: Path) -> str:
 
 
 def keep(source: Path, target: Path) -> None:
-    """A picture as it is shown: as wide as a page, in a palette."""
+    """Save a picture at page width with a palette."""
     picture = Image.open(source).convert("RGB")
     picture.thumbnail((WIDTH, 4 * WIDTH), Image.Resampling.LANCZOS)
     picture.quantize(COLOURS, kmeans=2, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
 def main() -> int:
-    """Make the pictures of the pages named, or of all of them."""
+    """Create the pictures of the given pages, or of all pages."""
     pages = [Path(name).resolve() for name in sys.argv[1:]] or sorted(HERE.glob("*.md"))
     for page in pages:
         with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overt import capture, data, measure, models, show, supervise, testing, train
+    from overt import attribution, capture, data, losses, metrics, nn, targets, testing, train, viz
     from overt.attention import (
         AttentionMap,
         Form,
@@ -16,49 +16,53 @@ if TYPE_CHECKING:
         Span,
         grid,
         regions,
-        rollout,
         words,
     )
-    from overt.capture import watch
-    from overt.errors import BadInput, Damaged, Failed, Stopped
+    from overt.attribution import rollout
+    from overt.capture import layout_of, watch
+    from overt.errors import CorruptFileError, RunError, RunInterrupted, UserError
     from overt.geometry import PixelGeometry, RegionGeometry, TextGeometry
-    from overt.models.adopting.adopted import adopt
+    from overt.nn.wrappers.wrapped_model import wrap
 
 __all__ = [
     "AttentionMap",
-    "BadInput",
-    "Damaged",
-    "Failed",
+    "CorruptFileError",
     "Form",
     "Kind",
     "Layout",
     "PixelGeometry",
     "RegionGeometry",
+    "RunError",
+    "RunInterrupted",
     "Span",
-    "Stopped",
     "TextGeometry",
+    "UserError",
     "__version__",
-    "adopt",
+    "attribution",
     "capture",
     "data",
     "grid",
-    "measure",
-    "models",
+    "layout_of",
+    "losses",
+    "metrics",
+    "nn",
     "regions",
     "rollout",
-    "show",
-    "supervise",
+    "targets",
     "testing",
     "train",
+    "viz",
     "watch",
     "words",
+    "wrap",
 ]
 
-_ROOMS = ("capture", "data", "measure", "models", "show", "supervise", "testing", "train")
+_PACKAGES = tuple("attribution capture data losses metrics nn targets testing train viz".split())
 _HOMES = {
-    "capture": ("watch",),
-    "errors": ("BadInput", "Damaged", "Failed", "Stopped"),
-    "models": ("adopt",),
+    "attribution": ("rollout",),
+    "capture": ("layout_of", "watch"),
+    "errors": ("UserError", "CorruptFileError", "RunError", "RunInterrupted"),
+    "nn": ("wrap",),
     "geometry": ("PixelGeometry", "RegionGeometry", "TextGeometry"),
 }
 
@@ -66,7 +70,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"overt.{name}")
     if name in __all__:
         home = next((home for home, names in _HOMES.items() if name in names), "attention")

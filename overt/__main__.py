@@ -1,9 +1,8 @@
-"""Where `overt` and `python -m overt` begin: what is asked most is answered before it is imported.
+"""Entry point of `overt` and `python -m overt`; answers frequent commands without heavy imports.
 
-`overt --version` needs no command line to be read. `overt list` needs every recipe, which are a
-hundred dataclasses to make; its page is kept beside the byte code, as Python keeps that: with the
-names, sizes and times of the sources it was made from, and made anew when one of them is another.
-Everything else, and all that goes wrong, is `overt.cli`.
+`overt --version` does not parse the command line. `overt list` would create about a hundred
+recipes; its output is cached beside the byte code, with the names, sizes and modification times of
+its sources, and made again when one of them changes. All other commands are in `overt.cli`.
 """
 
 import os
@@ -12,54 +11,66 @@ from zlib import crc32
 
 
 def main() -> int:
-    """Answer a command line and return its exit code."""
+    """Run a command line and return its exit code."""
     words = sys.argv[1:]
     if words == ["--version"]:
         from overt import __version__
 
-        return _printed(f"overt {__version__}\n")
+        return _print(f"overt {__version__}\n")
     if words != ["list"] or sys.stdout is None or sys.stdout.isatty():
-        return _commands()
+        return _run_command()
     key = _sources()
-    page = _kept(key)
-    if page is not None:
-        return _printed(page)
-    code = _commands()
+    cached = _read_cache(key)
+    if cached is not None:
+        return _print(cached)
+    code = _run_command()
     if code == 0:
-        _keep(key)
+        _write_cache(key)
     return code
 
 
-def _commands() -> int:
-    from overt.cli import main as commands
-
+def _run_command() -> int:
+    try:
+        from overt.cli import main as commands
+    except ModuleNotFoundError as error:
+        return _report_missing(error)
     return commands()
 
 
-def _printed(text: str) -> int:
-    """Print, and end as every command does when nobody reads or nothing can be written."""
+def _report_missing(error: ModuleNotFoundError) -> int:
+    """Print what to install for the command line, which is an extra."""
+    from overt.errors import missing_package, missing_package_message, print_to_stderr
+
+    if not (lacks := missing_package(error)):
+        raise error
+    print_to_stderr(f"overt: {missing_package_message(lacks)}.")
+    return 2
+
+
+def _print(text: str) -> int:
+    """Print a text; return the exit code, also when stdout is closed or full."""
     if sys.stdout is None:
         return 0
     try:
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
+            sys.stdout.reconfigure(errors="replace")  # do not fail on a terminal without ±
         sys.stdout.write(text)
         sys.stdout.flush()
     except BaseException as error:
-        from overt.cli import ended
+        from overt.cli import report_error
 
-        return ended(error)
+        return report_error(error)
     return 0
 
 
-# The page of `overt list`
+# The cached output of `overt list`
 
 
 def _sources() -> str:
-    """What the page is made from: a line a file, its size and the time of its last change."""
+    """Return one line per source file: path, size and modification time."""
     package = os.path.dirname(__file__)
     found = []
-    folders = [os.path.join(package, room) for room in ("cli", "recipes")]
+    folders = [os.path.join(package, part) for part in ("cli", "experiments", "papers")]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
@@ -74,17 +85,17 @@ def _sources() -> str:
     return "".join(lines)
 
 
-def _place() -> str | None:
-    """Where the page is kept; None where byte code has no place."""
+def _cache_path() -> str | None:
+    """Return the path of the cache; None if there is no byte code."""
     cached = None if __spec__ is None else __spec__.cached
     return os.path.join(os.path.dirname(cached), "list.txt") if cached else None
 
 
-def _kept(key: str) -> str | None:
-    """The page that was made from these sources; None where there is none, or it is damaged."""
-    place = _place()
+def _read_cache(key: str) -> str | None:
+    """Read the cache for these sources; None if it is missing, outdated or damaged."""
+    path = _cache_path()
     try:
-        with open(place or "", encoding="utf-8") as file:
+        with open(path or "", encoding="utf-8") as file:
             check, _, rest = file.read().partition("\n")
     except (OSError, ValueError):
         return None
@@ -92,20 +103,20 @@ def _kept(key: str) -> str | None:
     return rest[len(key) + 1 :] if whole else None
 
 
-def _keep(key: str) -> None:
-    """Keep the page for the next time, where that is possible and byte code is kept too."""
-    place = _place()
-    if place is None or sys.dont_write_bytecode:
+def _write_cache(key: str) -> None:
+    """Write the cache, if possible and if Python writes byte code."""
+    path = _cache_path()
+    if path is None or sys.dont_write_bytecode:
         return
     from contextlib import suppress
     from pathlib import Path
 
-    from overt import cli, files
-    from overt.errors import BadInput, Failed
+    from overt import cli, io
+    from overt.errors import RunError, UserError
 
-    rest = f"{key}\n{cli.listed()}\n"
-    with suppress(OSError, Failed, BadInput):
-        files.write_text(Path(place), f"{crc32(rest.encode())}\n{rest}")
+    rest = f"{key}\n{cli.list_text()}\n"
+    with suppress(OSError, RunError, UserError):
+        io.write_text(Path(path), f"{crc32(rest.encode())}\n{rest}")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
+"""The package `overt.data`: exported names, lazy import and readers."""
+
 import inspect
 import subprocess
 import sys
@@ -5,22 +7,22 @@ import sys
 import pytest
 
 from overt import data
-from overt.errors import BadInput
+from overt.errors import UserError
 
-# These open in an empty folder: one has a package to fall back on, one a photo without pictures.
-NEVER_EMPTY = {"EasyVqa", "pictures_in"}
+# These accept an empty folder: one falls back to a package, one lists maps lazily.
+NEVER_EMPTY = {"EasyVqa", "maps_in_folder"}
 
 
 def first_parameter(name: str) -> str:
     if isinstance(getattr(data, name), type(data.Split)):
-        return ""  # a choice, not a reader
+        return ""  # an enum, not a reader
     return next(iter(inspect.signature(getattr(data, name)).parameters), "")
 
 
 READERS = [name for name in data.__all__ if first_parameter(name) in ("root", "folder")]
 
 
-def test_every_name_is_there():
+def test_all_exported_names_exist():
     assert dir(data) == sorted(data.__all__)
     for name in data.__all__:
         assert getattr(data, name).__name__ == name
@@ -28,7 +30,7 @@ def test_every_name_is_there():
         _ = data.Mnist
 
 
-def test_the_room_itself_costs_nothing():
+def test_package_import_is_lazy():
     code = (
         "import sys, overt.data; print([n for n in ('torch', 'numpy', 'PIL') if n in sys.modules])"
     )
@@ -37,18 +39,18 @@ def test_the_room_itself_costs_nothing():
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name not in NEVER_EMPTY])
-def test_a_reader_takes_its_folder_as_text_too(name, tmp_path):
-    said = []
+def test_readers_accept_their_folder_as_a_string(name, tmp_path):
+    messages = []
     for folder in (str(tmp_path), tmp_path):
-        with pytest.raises(BadInput) as problem:
+        with pytest.raises(UserError) as problem:
             getattr(data, name)(folder)
-        said.append(str(problem.value))
-    assert said[0] == said[1] and str(tmp_path) in said[0]
+        messages.append(str(problem.value))
+    assert messages[0] == messages[1] and str(tmp_path) in messages[0]
 
 
-def test_the_readers_that_are_asked_are_all_there_are():
+def test_readers_are_found():
     assert len(READERS) > 35 and set(READERS) >= {*NEVER_EMPTY, "flickr8k", "Cifar10", "vqa2"}
 
 
-def test_the_folder_of_all_sets_may_be_text(tmp_path):
-    assert data.root_of(str(tmp_path)) == data.root_of(tmp_path) == tmp_path
+def test_data_root_accepts_a_string(tmp_path):
+    assert data.data_root(str(tmp_path)) == data.data_root(tmp_path) == tmp_path

@@ -1,9 +1,10 @@
-"""The pages build, links lead somewhere, and what the builder promises holds on a small project."""
+"""Documentation: the site builder, links, versions of reference libraries and notebooks."""
 
 import html
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def load(name: str) -> ModuleType:
+def load_script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -26,10 +27,10 @@ def load(name: str) -> ModuleType:
 @pytest.fixture(scope="module")
 def build() -> Iterator[ModuleType]:
     path = list(sys.path)
-    module = load("build")
+    module = load_script("build")
     yield module
     sys.path[:] = path
-    for name in ("build", "api"):
+    for name in ("build", "reference", "api"):
         sys.modules.pop(name, None)
 
 
@@ -67,11 +68,29 @@ class Box:
 '''
 
 
+INIT = '''"""Small things."""
+from overt.small import LIMIT, Box, keep
+__all__ = ["Box", "LIMIT", "keep"]
+'''
+
+INNER = '''"""Internals."""
+
+
+def sort() -> None:
+    """Sort."""
+
+
+def shuffle() -> None:
+    """Shuffle."""
+'''
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     files = {
-        "overt/__init__.py": "",
+        "overt/__init__.py": INIT,
         "overt/small.py": SOURCE,
+        "overt/inner.py": INNER,
         "README.md": "# Small\n[guide](docs/guide.md#two-words) [code](overt/small.py) "
         "[room](overt/) [data](data.json)\n\n```console run with='--x'\n$ overt list\n```\n",
         "data.json": "{}",
@@ -83,51 +102,162 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def words_of(page: str) -> str:
-    """What a reader sees of a page."""
+def visible_text(page: str) -> str:
+    """Return the visible text of a page."""
     return html.unescape(re.sub(r"<[^>]+>", "", page))
 
 
-def test_our_pages_build_without_broken_links(build: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_the_site_builds_without_broken_links(build: ModuleType, tmp_path: Path) -> None:
     build.build(ROOT, tmp_path / "site")
     assert build.broken(tmp_path / "site") == []
-    assert (tmp_path / "site/api/overt.attention.html").exists()
+    made = {path.stem for path in (tmp_path / "site/api").glob("*.html")}
+    assert made == {"index", *build.reference.QUESTIONS}
     page = (tmp_path / "site/docs/tutorials/score-a-map.html").read_text()
     headings = re.findall(r"<h2>([^<]+)</h2>\n<ul>", page)
-    assert headings[:5] == ["Start", "Tutorials", "Guides", "Papers", "Reference"]
+    assert headings[:5] == ["Start", "Tutorials", "Guides", "Papers", "Results"]
     assert 'aria-current="page">Score a map</a>' in page and '<pre class="printed"' in page
     assert 'rel="prev" href="align-a-captioner.html"' in page
     known = (tmp_path / "site/search.js").read_text()
-    for words in ('["AttentionMap", "overt.attention", "api/overt.attention.html', '"Score a map"'):
+    for words in ('["AttentionMap", "overt", "api/overt.html#AttentionMap', '"Score a map"'):
         assert words in known
-    assert len(known) < 1_000_000
+    for internal in ("overt.cli", "overt.inspect.server", "overt.capture.kernels", "source/"):
+        assert f'"{internal}' not in known
+    assert len(known) < 700_000
+    metrics = (tmp_path / "site/api/overt.metrics.html").read_text()
+    section = re.search(r'<section id="pointing_game">(.*?)</section>', metrics, re.DOTALL)
+    assert section and "from overt.metrics import pointing_game" in section[1]
+    for part in ("Args", "Returns", "Example"):
+        assert f"<strong>{part}</strong>" in section[1]
+    assert "<strong>Raises</strong>" in metrics
+    capture = (tmp_path / "site/api/overt.capture.html").read_text()
+    assert 'id="watch"' in capture and "from overt import watch" in capture
+
+
+GUIDES = {  # what a newcomer types, and the page that should come first
+    "heatmap": "docs/visualization.html",
+    "heat maps": "docs/visualization.html",
+    "CLS token": "docs/attribution.html",
+    "bounding box loss": "docs/training-attention.html",
+    "integrated gradients": "docs/score-your-model.html",
+    "rollout": "docs/attribution.html",
+    "grad-cam": "docs/coming-from.html",
+    "confidence interval": "docs/tutorials/supervise-your-vit.html",
+    "watch": "docs/watch.html",
+    "install": "docs/install.html",
+    "pointing_game": "api/overt.metrics.html",
+    "AttentionMap": "api/overt.html",
+}
+
+
+@pytest.mark.long
+def test_the_search_finds_guides_first(build: ModuleType, tmp_path: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if chromium is None:
+        pytest.skip("no chromium is installed: the search was not tried in a browser")
+    build.build(ROOT, tmp_path / "site")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page()
+        page.goto((tmp_path / "site/index.html").as_uri())
+        found = {}
+        for query in GUIDES:
+            page.fill("#site-find", query)
+            address = page.locator("#site-found a").first.get_attribute("href") or ""
+            found[query] = address.partition("#")[0]
+        page.fill("#site-find", "quagga zymurgy")
+        assert "No page contains" in page.locator("#site-found").inner_text()
+        browser.close()
+    assert found == GUIDES
 
 
 def test_links_of_the_repository_work_in_the_site(build: ModuleType, project: Path) -> None:
     site = project / "site"
     build.build(project, site)
     page = (site / "index.html").read_text()
-    for link in ("docs/guide.html#two-words", "api/overt.small.html", "api/overt.html"):
+    for link in ("docs/guide.html#two-words", "source/overt/small.html", "api/overt.html"):
         assert f'href="{link}"' in page
     assert (site / "data.json").read_text() == "{}"
     assert "$ overt list" in page and "--x" not in page
     guide = (site / "docs/guide.html").read_text()
     assert 'href="../index.html"' in guide
-    assert '<a href="../api/overt.small.html#keep"><code>small.keep</code></a>' in guide
+    assert '<a href="../api/overt.html#keep"><code>small.keep</code></a>' in guide
     assert build.broken(site) == []
 
 
-def test_a_module_page_shows_signatures_fields_and_docstrings(
+def test_names_that_no_guide_imports_lead_to_their_source_only(
+    build: ModuleType, project: Path
+) -> None:
+    (project / "docs/guide.md").write_text(
+        "# Guide\n## Two words\n`inner.sort` `inner.shuffle()`\n\n"
+        "```python\nfrom overt import inner\ninner.shuffle()\n```\n"
+    )
+    build.build(project, project / "site")
+    page = (project / "site/api/overt.html").read_text()
+    assert 'id="inner.shuffle"' in page and "from overt.inner import shuffle" in page
+    assert "Sort." not in page
+    guide = (project / "site/docs/guide.html").read_text()
+    assert 'href="../api/overt.html#inner.shuffle"' in guide
+    assert 'href="../source/overt/inner.html#line-4"' in guide
+    source = (project / "site/source/overt/inner.html").read_text()
+    line = re.search(r'<span id="line-4">(.*?)\n', source)
+    assert line and visible_text(line[1]) == "def sort() -> None:"
+    search = (project / "site/search.js").read_text()
+    assert "Shuffle." in search and "Sort." not in search and "source/" not in search
+    assert build.broken(project / "site") == []
+
+
+def test_a_name_is_shown_where_users_import_it(build: ModuleType, project: Path) -> None:
+    files = {
+        "__init__.py": "from overt.room import parts\nfrom overt.room.keep import keep\n"
+        '__all__ = ["keep", "parts"]',
+        "keep.py": 'def keep():\n    """Keep it."""\n\ndef drop():\n    """Drop it."""\n',
+        "parts.py": 'def keep():\n    """Keep a part."""\n\nSIZE = 3\n',
+    }
+    (project / "overt/room").mkdir()
+    for name, text in files.items():
+        (project / "overt/room" / name).write_text(text)
+    modules = build.api.read(project / "overt")
+    pages = {page.name: page for page in build.reference.arrange(modules, [])}
+    found = {
+        name: [(one.path, one.item.anchor) for part in page.sections for one in part.entries]
+        for name, page in pages.items()
+    }
+    assert found == {
+        "overt": [("overt", "LIMIT"), ("overt", "keep"), ("overt", "Box")],
+        "overt.room": [("overt.room", "keep"), ("overt.room.parts", "parts.keep")],
+    }
+    assert pages["overt"].question == "What is an attention map?"
+
+
+def test_the_page_of_a_package_shows_signatures_fields_and_docstrings(
     build: ModuleType, project: Path
 ) -> None:
     build.build(project, project / "site")
-    page = (project / "site/api/overt.small.html").read_text()
+    page = (project / "site/api/overt.html").read_text()
     assert 'id="keep"' in page and 'id="Box.side"' in page and 'id="Box.area"' in page
-    assert "LIMIT = 3  # cells" in words_of(page) and "side: int  # in pixels" in words_of(page)
-    assert "    /,\n    count: int = LIMIT,\n    *,\n    among: str" in words_of(page)
+    assert "LIMIT = 3  # cells" in visible_text(page) and "side: int  # in pixels" in visible_text(
+        page
+    )
+    assert "    /,\n    count: int = LIMIT,\n    *,\n    among: str" in visible_text(page)
     assert '<code class="language-python"><span class="gp">&gt;&gt;&gt; </span>' in page
-    assert "[1]" in words_of(page)
+    assert "[1]" in visible_text(page)
     assert "_HIDDEN" not in page and "_secret" not in page
+
+
+def test_docstring_sections_become_lists_and_code(build: ModuleType) -> None:
+    docstring = (
+        "Keep some.\n\nArgs:\n    scores: Of each key,\n        or none.\n    count: How many.\n\n"
+        "Returns:\n    A mask.\n\nExample:\n    >>> keep([1])[0](2)\n    [1]"
+    )
+    assert build.listed_sections(docstring) == (
+        "Keep some.\n\n**Args**\n\n- `scores`: Of each key, or none.\n- `count`: How many.\n\n"
+        "**Returns**\n\nA mask.\n\n**Example**\n\n>>> keep([1])[0](2)\n[1]\n\n"
+    )
+    assert build.listed_sections("Args: not a section.") == "Args: not a section."
 
 
 @pytest.mark.parametrize(
@@ -147,7 +277,7 @@ def test_broken_links_are_found(build: ModuleType, project: Path, text: str, wro
     assert build.broken(project / "site") == [wrong]
 
 
-def test_a_folder_that_is_no_site_is_left_alone(build: ModuleType, project: Path) -> None:
+def test_a_folder_that_is_not_a_site_is_not_overwritten(build: ModuleType, project: Path) -> None:
     with pytest.raises(SystemExit, match="not a site"):
         build.build(project, project / "overt")
     assert (project / "overt/small.py").exists()
@@ -166,7 +296,7 @@ INDEX = """# Pages
 """
 
 
-def test_the_index_says_in_which_order_pages_stand(build: ModuleType, project: Path) -> None:
+def test_the_index_sets_the_order_of_pages(build: ModuleType, project: Path) -> None:
     (project / "docs/index.md").write_text(INDEX)
     (project / "docs/more.md").write_text("# More words")
     build.build(project, project / "site")
@@ -177,22 +307,20 @@ def test_the_index_says_in_which_order_pages_stand(build: ModuleType, project: P
     assert build.broken(project / "site") == []
 
 
-def test_everything_can_be_found(build: ModuleType, project: Path) -> None:
+def test_the_search_index_has_pages_and_functions(build: ModuleType, project: Path) -> None:
     build.build(project, project / "site")
     text = (project / "site/search.js").read_text()
     found = json.loads(text.removeprefix("const SEARCH = ").removesuffix(";\n"))
     assert ["Guide", "Two words", "docs/guide.html#two-words", "back small.keep"] in found
     assert [
         "keep",
-        "overt.small",
-        "api/overt.small.html#keep",
+        "overt",
+        "api/overt.html#keep",
         "Keep the `count` largest.",
     ] in found
 
 
-def test_a_package_names_what_it_hands_on_and_where_that_is(
-    build: ModuleType, project: Path
-) -> None:
+def test_a_package_page_shows_its_reexported_names(build: ModuleType, project: Path) -> None:
     (project / "overt/room").mkdir()
     (project / "overt/room/__init__.py").write_text(
         '"""A room."""\nfrom overt.room.keep import keep\nfrom overt.gone import lost\n'
@@ -201,28 +329,28 @@ def test_a_package_names_what_it_hands_on_and_where_that_is(
     (project / "docs/guide.md").write_text("# Guide\n## Two words\n`room.keep` `room.keep()`")
     build.build(project, project / "site")
     page = (project / "site/api/overt.room.html").read_text()
-    assert '<a href="overt.room.keep.html#keep"><code>keep</code></a>' in page
-    assert "<li><code>lost</code></li>" in page
+    assert '<a href="#keep"><code>keep</code></a>' in page and "lost" not in page
     guide = (project / "site/docs/guide.html").read_text()
-    assert guide.count('href="../api/overt.room.keep.html#keep"') == 2
+    assert guide.count('href="../api/overt.room.html#keep"') == 2
 
 
-def test_what_code_printed_is_told_from_code(build: ModuleType, project: Path) -> None:
+def test_printed_output_is_marked_differently_from_code(build: ModuleType, project: Path) -> None:
     (project / "docs/guide.md").write_text(
         "# Guide\n## Two words\n```python\nprint('<')\n```\n\n```output within=0.1\n<\n```\n"
     )
     build.build(project, project / "site")
     page = (project / "site/docs/guide.html").read_text()
     assert '<pre class="printed" aria-label="printed"><code>&lt;\n</code></pre>' in page
-    assert "print('<')" in words_of(page) and '<span class="' in page
+    assert "print('<')" in visible_text(page) and '<span class="' in page
 
 
-# --- docs/checked.md: whom each number is held to
+# --- docs/checked.md: reference libraries of each metric
 
 
-LIBRARIES = {  # as the page calls it: the name that pip has, and what is imported
+LIBRARIES = {  # name on the page: pip name and module
     "BertViz": ("bertviz", "bertviz"),
     "Captum": ("captum", "captum"),
+    "kvpress": ("kvpress", "kvpress"),
     "networkx": ("networkx", "networkx"),
     "POT": ("pot", "ot"),
     "pycocoevalcap": ("pycocoevalcap", "pycocoevalcap"),
@@ -238,16 +366,18 @@ LIBRARIES = {  # as the page calls it: the name that pip has, and what is import
 }
 
 
-def checks() -> list[list[str]]:
-    """The rows of the page's tables, a list of cells each."""
+def checked_rows() -> list[list[str]]:
+    """Return the rows of the tables of the page as lists of cells."""
     page = (ROOT / "docs" / "checked.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_the_versions_on_the_page_are_those_that_are_installed_for_tests() -> None:
+def test_versions_on_the_page_match_the_pinned_versions() -> None:
     pins = (ROOT / "constraints.txt").read_text() + (ROOT / "Makefile").read_text()
-    named = {re.sub(r"\[(.*)\].*", r"\1", row[0]): row[1] for row in checks() if len(row) == 3}
+    named = {
+        re.sub(r"\[(.*)\].*", r"\1", row[0]): row[1] for row in checked_rows() if len(row) == 3
+    }
     assert named.pop("library") == "version"
     assert set(named) == set(LIBRARIES)
     for library, version in named.items():
@@ -257,24 +387,24 @@ def test_the_versions_on_the_page_are_those_that_are_installed_for_tests() -> No
         )
 
 
-@pytest.mark.parametrize("row", [row for row in checks() if "(../tests/" in row[-1]])
-def test_the_test_that_a_row_names_asks_the_library_that_it_names(row: list[str]) -> None:
-    import overt.measure
-    import overt.supervise
+@pytest.mark.parametrize("row", [row for row in checked_rows() if "(../tests/" in row[-1]])
+def test_the_linked_test_of_a_row_uses_its_library(row: list[str]) -> None:
+    import overt.losses
+    import overt.metrics
 
-    what, whom, _, test = row
+    what, library, _, test = row
     place = re.sub(r".*\(\.\./(.*)\)", r"\1", test)
-    asked = (ROOT / place).read_text()
-    for helper in re.findall(r"tests[./]parity[./](\w+)", asked):  # run in a process of its own
-        asked += (ROOT / "tests" / "parity" / f"{helper}.py").read_text()
-    named = [name for name in LIBRARIES if name in whom]
-    assert named or "published" in whom, f"{whom} is none of the libraries of the page"
+    source = (ROOT / place).read_text()
+    for helper in re.findall(r"tests[./]parity[./](\w+)", source):  # run in a subprocess
+        source += (ROOT / "tests" / "parity" / f"{helper}.py").read_text()
+    named = [name for name in LIBRARIES if name in library]
+    assert named or "published" in library, f"{library} is not a library of the page"
     for name in named:
-        assert LIBRARIES[name][1] in asked, f"{place} does not ask {name}"
-    for function in re.findall(r"`(?:[A-Z]\w+|[a-z_]+)`", whom):
-        assert function.strip("`") in asked, f"{place} does not call {function}"
-    for room, name in re.findall(r"`(measure|supervise)[.](\w+)`", what):
-        assert hasattr(getattr(overt, room), name), f"{room}.{name} is not there"
+        assert LIBRARIES[name][1] in source, f"{place} does not use {name}"
+    for function in re.findall(r"`(?:[A-Z]\w+|[a-z_]+)`", library):
+        assert function.strip("`") in source, f"{place} does not call {function}"
+    for package, name in re.findall(r"`(metrics|losses)[.](\w+)`", what):
+        assert hasattr(getattr(overt, package), name), f"{package}.{name} does not exist"
 
 
 # --- notebooks of the tutorials
@@ -282,7 +412,7 @@ def test_the_test_that_a_row_names_asks_the_library_that_it_names(row: list[str]
 
 @pytest.fixture(scope="module")
 def notebooks() -> Iterator[ModuleType]:
-    yield load("notebooks")
+    yield load_script("notebooks")
     sys.modules.pop("notebooks", None)
 
 
@@ -310,7 +440,7 @@ $ overt list
 """
 
 
-def test_a_notebook_has_the_text_the_code_and_what_it_printed(notebooks: ModuleType) -> None:
+def test_a_notebook_has_text_code_and_output(notebooks: ModuleType) -> None:
     made = json.loads(notebooks.notebook(PAGE))
     text, first, second, rest = made["cells"]
     assert "".join(text["source"]) == "# Title\n\nSome text."
@@ -322,7 +452,7 @@ def test_a_notebook_has_the_text_the_code_and_what_it_printed(notebooks: ModuleT
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs/tutorials").glob("*.md")), ids=lambda p: p.stem
 )
-def test_the_notebook_beside_a_tutorial_is_made_of_it(page: Path, notebooks: ModuleType) -> None:
+def test_notebooks_of_tutorials_are_up_to_date(page: Path, notebooks: ModuleType) -> None:
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     kept = page.with_suffix(".ipynb")
     assert kept.read_text() == notebooks.notebook(page.read_text()), "run python docs/notebooks.py"

@@ -1,6 +1,7 @@
-"""The rules of the house, held by reading the source: no rule here needs the code to run well."""
+"""Project rules checked on the source: import order, names, files, docstrings and messages."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -12,44 +13,68 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "overt"
 
-# A module may import from its own room and from rooms to the left of it.
-ORDER = "errors files geometry attention capture data models supervise measure train show testing"
-ROOMS = [*ORDER.split(), "recipes", "serve", "cli", "__main__"]
+# A module may import from its own package and from packages to the left of it.
+ORDER = "errors system io geometry attention capture attribution data losses targets nn metrics"
+PACKAGES = [
+    *ORDER.split(),
+    "train",
+    "viz",
+    "testing",
+    "experiments",
+    "papers",
+    "inspect",
+    "cli",
+    "__main__",
+]
 
 HEAVY = set("torch numpy scipy transformers tokenizers PIL accelerate matplotlib fastapi".split())
 HEAVY |= {"jaxtyping", "safetensors"}
 
-# Modules without a test file of their own, and where they are tested instead.
-NO_MIRROR = {
-    "errors.py": "three exceptions without behaviour; tests/cli/test_ending.py holds exit codes",
+# Modules without a separate test file, and where they are tested.
+MODULES_WITHOUT_TEST = {
+    "errors.py": "exceptions without behaviour; tests/cli/test_exit_codes.py has the exit codes",
+    "inspect/loaded_model.py": "a record of fields; tests/inspect/test_load_model.py makes it",
+    "papers/worker.py": "an entry point; tests/experiments/test_workers.py starts it",
 }
-# Tests that mirror no module.
-NO_MODULE = {"test_house.py", "test_readme.py", "test_packaging.py", "test_docs.py", "test_ci.py"}
-NO_MODULE |= {"test_bad_input.py", "test_kept.py", "test_speed.py"}
-# Folders of tests that go through the whole house: beside foreign libraries, and what must survive.
-NO_MIRRORS = ("parity/", "trust/")
+# Test files without a module.
+TESTS_WITHOUT_MODULE = {
+    "test_house.py",
+    "test_readme.py",
+    "test_packaging.py",
+    "test_docs.py",
+    "test_ci.py",
+    "test_examples.py",
+}
+TESTS_WITHOUT_MODULE |= {
+    "test_bad_input.py",
+    "test_results.py",
+    "test_speed.py",
+    "papers/test_items.py",
+}
+# Folders of tests across modules: comparison with other libraries, and robustness.
+CROSS_MODULE_FOLDERS = ("parity/", "trust/")
 
 
 def modules(folder: Path = PACKAGE) -> list[Path]:
     return sorted(p for p in folder.rglob("*.py") if "__pycache__" not in p.parts)
 
 
-def name_of(path: Path) -> str:
-    """overt/data/cifar.py -> data/cifar.py: what a failing test prints."""
+def relative_name(path: Path) -> str:
+    """overt/data/cifar.py -> data/cifar.py, as test id."""
     return path.relative_to(PACKAGE).as_posix()
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 # --- import order ---------------------------------------------------------------------------
 
 
-def rooms_imported(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """Each import of a part of overt, anywhere in the file: its line and its room.
+def packages_imported(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """Yield line and package of each import of a part of overt, anywhere in the file.
 
-    `package` is the dotted package the file is in, which relative imports start from.
+    `package` is the dotted package of the file, from which relative imports start.
     """
     for node in ast.walk(ast.parse(source)):
         found: list[str] = []
@@ -69,52 +94,84 @@ def rooms_imported(source: str, package: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name.split(".")[1]
 
 
-def breaks_order(source: str, path: str) -> list[str]:
-    """What a file at this path inside overt/ imports against the order of the rooms."""
-    room = path.split("/", maxsplit=1)[0].removesuffix(".py")
+def order_violations(source: str, path: str) -> list[str]:
+    """Return the imports of a file in overt/ that break the order of the packages."""
+    home = path.split("/", maxsplit=1)[0].removesuffix(".py")
     package = ".".join(["overt", *path.split("/")[:-1]])
     wrong = []
-    for line, other in rooms_imported(source, package):
-        if other not in ROOMS:
-            wrong.append(f"{path}:{line} imports overt.{other}, which is no room")
-        elif other != room and ROOMS.index(other) > ROOMS.index(room):
-            wrong.append(f"{path}:{line} ({room}) imports {other}, which comes after it")
+    for line, other in packages_imported(source, package):
+        if other not in PACKAGES:
+            wrong.append(f"{path}:{line} imports overt.{other}, which is not a package")
+        elif other != home and PACKAGES.index(other) > PACKAGES.index(home):
+            wrong.append(f"{path}:{line} ({home}) imports {other}, which is later in the order")
     return wrong
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in modules() if p != PACKAGE / "__init__.py"], ids=name_of
+    "path", [p for p in modules() if p != PACKAGE / "__init__.py"], ids=relative_name
 )
-def test_rooms_import_one_way(path: Path) -> None:
-    assert room_of(path) in ROOMS, f"{path} is in no room"
-    assert breaks_order(path.read_text(), name_of(path)) == []
+def test_packages_import_one_way(path: Path) -> None:
+    assert package_of(path) in PACKAGES, f"{path} is in no package"
+    assert order_violations(path.read_text(), relative_name(path)) == []
 
 
 @pytest.mark.parametrize(
     ("path", "line", "wrong"),
     [
-        ("data/batch.py", "from overt.models import output", True),
-        ("data/batch.py", "import overt.models.output", True),
-        ("data/batch.py", "from ..models import output", True),
-        ("data/scenes/world.py", "from ...models.output import Output", True),
-        ("data/batch.py", "def f():\n    from overt.models import output", True),
-        ("data/batch.py", "from overt import models", True),
+        ("data/batch.py", "from overt.nn import output", True),
+        ("data/batch.py", "import overt.nn.output", True),
+        ("data/batch.py", "from ..nn import output", True),
+        ("data/scenes/world.py", "from ...nn.output import Output", True),
+        ("data/batch.py", "def f():\n    from overt.nn import output", True),
+        ("data/batch.py", "from overt import nn", True),
         ("data/batch.py", "from overt import watch", True),
         ("data/batch.py", "import overt", True),
-        ("files.py", "from .geometry import PixelGeometry", True),
+        ("io.py", "from .geometry import PixelGeometry", True),
         ("data/batch.py", "from . import cifar", False),
         ("data/batch.py", "from overt import __version__", False),
         ("data/batch.py", "from .cifar import load", False),
         ("data/batch.py", "from ..attention import grid", False),
-        ("models/output.py", "from overt import attention", False),
-        ("models/output.py", "import overture, torch", False),
+        ("nn/output.py", "from overt import attention", False),
+        ("nn/output.py", "import overture, torch", False),
     ],
 )
-def test_the_order_check_sees_every_kind_of_import(path: str, line: str, wrong: bool) -> None:
-    assert bool(breaks_order(line, path)) is wrong
+def test_the_order_check_finds_every_kind_of_import(path: str, line: str, wrong: bool) -> None:
+    assert bool(order_violations(line, path)) is wrong
 
 
-# --- public names and what they cost --------------------------------------------------------
+def modules_imported(path: Path, known: set[str]) -> set[str]:
+    """Return the modules of overt that a file imports anywhere."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("overt"):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & known) or ({node.module or ""} & known)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+    return found
+
+
+def test_modules_have_no_import_cycles() -> None:
+    """Imports inside functions count; `__init__` of packages only re-export and do not."""
+    paths = {dotted(p): p for p in modules() if p.name != "__init__.py"}
+    graph = {name: modules_imported(path, set(paths)) - {name} for name, path in paths.items()}
+    while outer := [
+        name
+        for name, used in graph.items()
+        if not used & set(graph) or not any(name in others for others in graph.values())
+    ]:  # has no imports left, or no importers left
+        for name in outer:
+            del graph[name]
+    cyclic = {name: sorted(used & set(graph)) for name, used in graph.items()}
+    assert not cyclic, f"modules that import each other: {cyclic}"
+
+
+def dotted(path: Path) -> str:
+    """overt/data/cifar.py -> overt.data.cifar"""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+# --- public names and import time --------------------------------------------------------
 
 
 def run_python(code: str) -> str:
@@ -142,7 +199,7 @@ def test_at_most_30_public_names_and_all_resolve() -> None:
     [["--help"], ["--version"], ["list"], ["run", "--help"], ["demo", "--help"]],
     ids=" ".join,
 )
-def test_quick_commands_import_nothing_heavy(argv: list[str]) -> None:
+def test_quick_commands_import_no_heavy_packages(argv: list[str]) -> None:
     code = (
         "import contextlib, io, sys\n"
         f"sys.argv = ['overt', *{argv!r}]\n"
@@ -158,14 +215,16 @@ def test_quick_commands_import_nothing_heavy(argv: list[str]) -> None:
     assert run_python(code).split() == []
 
 
-@pytest.mark.parametrize("name", ["overt", "overt.errors", "overt.files", "overt.cli"])
-def test_light_modules_import_nothing_heavy(name: str) -> None:
+@pytest.mark.parametrize("name", ["overt", "overt.errors", "overt.io", "overt.cli"])
+def test_light_modules_import_no_heavy_packages(name: str) -> None:
     out = run_python(f"import sys, {name}\nprint(*sorted({HEAVY!r} & set(sys.modules)))")
     assert out.split() == []
 
 
-def test_every_recipe_imports_nothing_heavy() -> None:
-    files = [f"overt.recipes.{p.stem}" for p in (PACKAGE / "recipes").glob("recipe*.py")]
+def test_recipes_import_no_heavy_packages() -> None:
+    files = ["overt.papers.catalog", "overt.experiments.recipe"]
+    files += [f"overt.papers.{p.parent.name}.config" for p in PACKAGE.glob("papers/*/config.py")]
+    files += [f"overt.papers.{p.parent.name}.tables" for p in PACKAGE.glob("papers/*/tables.py")]
     out = run_python(
         f"import sys, {', '.join(files)}\nprint(*sorted({HEAVY!r} & set(sys.modules)))"
     )
@@ -173,10 +232,43 @@ def test_every_recipe_imports_nothing_heavy() -> None:
 
 
 def test_the_flags_of_the_command_line_are_frozen() -> None:
-    """A flag changes only on purpose: after a wanted change run `make freeze` and commit."""
+    """Flags change only on purpose: after an intended change run `make freeze` and commit."""
     code = "import sys; sys.path.insert(0, 'tests'); import freeze; print(freeze.flags(), end='')"
     frozen = (ROOT / "tests" / "cli_flags.txt").read_text()
-    assert run_python(code).splitlines() == frozen.splitlines(), "if wanted: make freeze"
+    assert run_python(code).splitlines() == frozen.splitlines(), "if intended: make freeze"
+
+
+MAX_EXPORTS = 80
+
+
+@pytest.mark.parametrize(
+    "package", sorted(PACKAGE.glob("*/__init__.py")), ids=lambda p: p.parent.name
+)
+def test_a_package_exports_at_most_80_names(package: Path) -> None:
+    module = importlib.import_module(f"overt.{package.parent.name}")
+    names = [name for name in getattr(module, "__all__", []) if not name.startswith("_")]
+    assert len(set(names)) == len(names) <= MAX_EXPORTS
+    assert all(hasattr(module, name) for name in names)
+
+
+def test_class_names_are_unique() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(relative_name(path))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+# Participles that are nouns of the field.
+NOUNS = set("decoding distributed forgetting frozen grounding published sampling varlen".split())
+NOUNS |= {"captioning", "pretraining", "testing"}
+
+
+def test_no_module_is_named_by_a_participle() -> None:
+    names = {path.stem for path in modules()} | {path.parent.name for path in modules()}
+    bare = {n for n in names if "_" not in n and re.search(r"(ing|ed|en)$", n)} - NOUNS
+    assert sorted(bare) == []
 
 
 # --- files and words ------------------------------------------------------------------------
@@ -196,19 +288,25 @@ def test_every_folder_is_a_package() -> None:
     assert [f for f in sorted(folders) if not (f / "__init__.py").exists()] == []
 
 
-def test_every_module_has_its_test_file_and_every_test_file_its_module() -> None:
+def test_modules_and_test_files_correspond() -> None:
     tests = ROOT / "tests"
     wanted = {
-        (p.relative_to(PACKAGE).parent / f"test_{p.name}").as_posix(): name_of(p)
+        (p.relative_to(PACKAGE).parent / f"test_{p.name}").as_posix(): relative_name(p)
         for p in modules()
         if p.name not in {"__init__.py", "__main__.py"}
     }
     there = {p.relative_to(tests).as_posix() for p in tests.rglob("test_*.py")}
     missing = {name: test for test, name in wanted.items() if test not in there}
-    assert sorted(set(missing) - set(NO_MIRROR)) == [], "modules without a test file"
-    assert sorted(set(NO_MIRROR) - set(wanted.values())) == [], "reasons for no module"
-    alone = {t for t in there - set(wanted) - NO_MODULE if not t.startswith(NO_MIRRORS)}
-    # A module with much to test may have several files: test_files_crash.py beside test_files.py.
+    assert sorted(set(missing) - set(MODULES_WITHOUT_TEST)) == [], "modules without a test file"
+    assert sorted(set(MODULES_WITHOUT_TEST) - set(wanted.values())) == [], (
+        "entries without a module"
+    )
+    alone = {
+        t
+        for t in there - set(wanted) - TESTS_WITHOUT_MODULE
+        if not t.startswith(CROSS_MODULE_FOLDERS)
+    }
+    # A module may have several test files: test_files_crash.py and test_files.py.
     alone = {t for t in alone if not any(t.startswith(w.removesuffix(".py") + "_") for w in wanted)}
     packages = {
         (f.relative_to(PACKAGE).parent / f"test_{f.name}.py").as_posix()
@@ -217,20 +315,20 @@ def test_every_module_has_its_test_file_and_every_test_file_its_module() -> None
     assert sorted(alone - packages) == [], "test files without a module"
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_shapes_are_not_hidden_by_the_future_import(path: Path) -> None:
-    """`from __future__ import annotations` turns shapes into strings that nobody checks."""
+@pytest.mark.parametrize("path", modules(), ids=relative_name)
+def test_modules_with_shapes_have_no_future_annotations(path: Path) -> None:
+    """`from __future__ import annotations` turns shapes into unchecked strings."""
     text = path.read_text()
     assert not ("from __future__ import annotations" in text and "jaxtyping" in text)
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_public_methods_say_what_they_do(path: Path) -> None:
-    """Ruff asks for the docstrings of modules, classes and functions; methods are asked for here.
+@pytest.mark.parametrize("path", modules(), ids=relative_name)
+def test_public_methods_have_docstrings(path: Path) -> None:
+    """Ruff checks docstrings of modules, classes and functions; this test checks methods.
 
-    Free are protocols' empty bodies, `forward`, and what overrides a documented base.
+    Exceptions: empty bodies of protocols, `forward`, and overrides of a documented base.
     """
-    silent = []
+    undocumented = []
     for kind in ast.walk(ast.parse(path.read_text())):
         if not isinstance(kind, ast.ClassDef) or kind.name.startswith("_"):
             continue
@@ -240,5 +338,100 @@ def test_public_methods_say_what_they_do(path: Path) -> None:
             empty = ast.unparse(method.body[-1]) == "..."
             overrides = any("override" in ast.unparse(d) for d in method.decorator_list)
             if not (empty or overrides or method.name == "forward" or ast.get_docstring(method)):
-                silent.append(f"{method.lineno}: {kind.name}.{method.name}")
-    assert silent == []
+                undocumented.append(f"{method.lineno}: {kind.name}.{method.name}")
+    assert undocumented == []
+
+
+# --- messages -------------------------------------------------------------------------------
+
+LONG_PATTERN = 20
+# These contain only names, shapes, settings and commands: 103 written in `match=`, 53 that reach it
+# through a parameter. Lower the number when one is removed.
+MAX_LONG_PATTERNS = 156
+PARAMETERS = """
+@pytest.mark.parametrize(%s, [%s])
+def test(x, m):
+    with pytest.raises(ValueError, match=%s):
+        pass
+"""
+
+
+def find_patterns(source: str) -> tuple[list[str], list[str]]:
+    """Return the patterns given to `match=`, and those that reach it through a parameter.
+
+    Of f-strings only the constant text; of parameters only constant strings.
+    """
+    direct, by_parameter = [], []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and node.arg == "match":
+            parts = node.value.values if isinstance(node.value, ast.JoinedStr) else [node.value]
+            direct.append("".join(str(p.value) for p in parts if isinstance(p, ast.Constant)))
+        elif isinstance(node, ast.FunctionDef):
+            by_parameter += find_parameter_patterns(node)
+    return direct, by_parameter
+
+
+def find_parameter_patterns(test: ast.FunctionDef) -> Iterator[str]:
+    """Yield the string values of the parameters of a test that are used in `match=`."""
+    keywords = [n for n in ast.walk(test) if isinstance(n, ast.keyword) and n.arg == "match"]
+    used = {n.id for one in keywords for n in ast.walk(one.value) if isinstance(n, ast.Name)}
+    for call in test.decorator_list:
+        if not (isinstance(call, ast.Call) and ast.unparse(call.func).endswith("parametrize")):
+            continue
+        names, values = call.args[:2]
+        if not isinstance(values, ast.List | ast.Tuple):
+            continue
+        given = ast.literal_eval(names)
+        columns = given.replace(",", " ").split() if isinstance(given, str) else list(given)
+        for value in values.elts:
+            cells = [value]
+            if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("param"):
+                cells = value.args
+            elif len(columns) > 1 and isinstance(value, ast.List | ast.Tuple):
+                cells = value.elts
+            for name, cell in zip(columns, cells, strict=False):
+                text = cell.value if isinstance(cell, ast.Constant) else None
+                if name in used and isinstance(text, str):
+                    yield text
+
+
+def find_long_patterns(source: str) -> list[str]:
+    """Return the patterns with 20 or more characters."""
+    return [one for some in find_patterns(source) for one in some if len(one) >= LONG_PATTERN]
+
+
+def test_tests_match_values_of_messages_instead_of_sentences() -> None:
+    long, sentences = [], []
+    for path in modules(ROOT / "tests"):
+        source, name = path.read_text(), path.relative_to(ROOT)
+        long += [f"{name}: {one}" for one in find_long_patterns(source)]
+        direct, by_parameter = find_patterns(source)
+        # More words in a row are a sentence.
+        sentences += [f"{name}: {one}" for one in direct if count_words(one) > 3]
+        sentences += [f"{name}: {one}" for one in by_parameter if count_words(one) > 2]
+    assert sentences == [], "match the key values and names, joined by `.*`"
+    assert len(long) <= MAX_LONG_PATTERNS, "\n".join(long)
+
+
+def count_words(pattern: str) -> int:
+    """Return the largest number of lower-case words in a row."""
+    runs = re.findall(r"\b[a-z]+(?: [a-z]+)*\b", pattern)
+    return max((len(run.split()) for run in runs), default=0)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('pytest.raises(ValueError, match="a needs the same batch as b")', 1),
+        ('pytest.raises(ValueError, match="a needs the " "same batch as b")', 1),
+        ('pytest.warns(UserWarning, match=f"{a} needs the same batch as {b}")', 1),
+        ('pytest.raises(ValueError, match=r"3 .* 4")', 0),
+        ('pytest.raises(ValueError, match=f"{a_long_name_of_a_value}.*4")', 0),
+        (PARAMETERS % ("('x', 'm')", "(1, 'a needs the same batch'), (2, '3 .* 4')", "m"), 1),
+        (PARAMETERS % ("['x', 'm']", "pytest.param(1, 'a needs the same batch')", "m"), 1),
+        (PARAMETERS % ("'m'", "'a needs the same batch', 'b needs the same batch'", "f'{m}'"), 2),
+        (PARAMETERS % ("'x, m'", "('a needs the same batch', '3 .* 4')", "m"), 0),
+    ],
+)
+def test_long_patterns_are_counted(source: str, found: int) -> None:
+    assert len(find_long_patterns(source)) == found

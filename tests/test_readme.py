@@ -1,24 +1,24 @@
-"""What README.md and the pages of docs/ show is true: code runs, commands exist, the tour is whole.
+"""README.md and the pages of docs/: code blocks run, commands exist, and the tour is complete.
 
-Conventions, by the words after the three back-ticks:
+Conventions by the words after the three backticks:
 
 - `python`: run. The blocks of one page share a namespace, in order, in an empty folder.
-- `console`: lines that start with `$ `. Of an `overt ...` line the command and its flags must
-  exist, of a `make ...` line the targets. Other programs are not looked at.
-- `console run`: each `overt` line is also run, in the same folder as the page's Python, and must
-  end with 0. Lines below it are its output, compared like a doctest: `...` stands for anything.
-- `output`: what the `python` block right above it prints, compared like a doctest. With
-  `output within=0.05` every number may be off by so much: machines round differently, and what is
-  trained differs a little.
-- A page in docs/tutorials shows pictures (`![...](x.png)`) that its own code has written; the one
-  that is kept beside the page is made by `python docs/pictures.py`, and is small.
-- further words: `long` (only `make test-long` runs it, after the blocks above it), `needs=timm`
-  (skips without that package), `with="--set train.steps=2"` (added to each command, to make it
+- `console`: lines that start with `$ `. For an `overt ...` line the command and its flags must
+  exist, for a `make ...` line the targets. Other programs are not checked.
+- `console run`: each `overt` line is also run, in the same folder as the Python of the page, and
+  must exit with 0. Lines below it are its output, compared as in doctest: `...` matches anything.
+- `output`: the printed output of the `python` block directly above, compared as in doctest. With
+  `output within=0.05` every number may differ by that much, because rounding and training differ
+  between machines.
+- A page in docs/tutorials shows images (`![...](x.png)`) that its code writes; the small copy next
+  to the page is made by `python docs/pictures.py`.
+- other words: `long` (run only by `make test-long`, after the blocks above it), `needs=timm`
+  (skipped without that package), `with="--set train.steps=2"` (added to each command to make it
   small; not shown to the reader).
-- Anything not meant to run is `text`, never `python`.
+- Code that is not run is `text` instead of `python`.
 
-The tour is the first block below a heading with the word "tour" in README.md: a tree, two spaces a
-level, folders end in `/`, and every line says what its file is for.
+The tour is the first block below a heading with the word "tour" in README.md: a tree with two
+spaces per level, folders end in `/`, and every line describes its file.
 """
 
 import contextlib
@@ -41,13 +41,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES += sorted((ROOT / "overt" / "papers").glob("*/README.md"))
+# Pages whose code takes several seconds run in `make test-long`; README.md always runs.
+SLOW_PAGES = "measure speed tour extending train-without-labels inspect-a-model a2/README".split()
+SLOW_PAGES += ["look-at-a-vlm", "prune-a-vlm"]
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
-LIKE_A_DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One fenced block: where it starts, its language, the words after it, and its text."""
+    """One fenced block: first line, language, words after the language, and text."""
 
     line: int
     language: str
@@ -57,7 +61,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One `$` line of a console block, joined over its `\\` ends, and the output shown below it."""
+    """One `$` line of a console block, joined over `\\` line ends, and the output below it."""
 
     line: int
     text: str
@@ -96,19 +100,19 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> str:
-    """Run a block and give what it printed."""
-    # Empty lines in front, so that a traceback names the line of the page.
+    """Run a block and return its printed output."""
+    # Empty lines before the code, so that a traceback has the line number of the page.
     source = "\n" * block.line + block.body
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(source, str(page), "exec"), namespace)  # noqa: S102  # our own page
-    return said.getvalue()
+    return printed.getvalue()
 
 
 def same_output(shown: Block, printed: str) -> bool:
-    """Whether a block printed what the page shows, its numbers as near as the page says."""
+    """Return whether the printed output equals that of the page, within its tolerance."""
     if "within" not in shown.words:
         wanted, found = (f"{text.strip()}\n" for text in (shown.body, printed))
-        return doctest.OutputChecker().check_output(wanted, found, LIKE_A_DOCTEST)
+        return doctest.OutputChecker().check_output(wanted, found, DOCTEST_FLAGS)
     near = float(shown.words["within"])
     texts = [" ".join(NUMBER.sub(" # ", text).split()) for text in (shown.body, printed)]
     numbers = [[float(n) for n in NUMBER.findall(text)] for text in (shown.body, printed)]
@@ -117,11 +121,11 @@ def same_output(shown: Block, printed: str) -> bool:
     )
 
 
-Ended = tuple[int, str, str]  # the exit code, what was printed, what was said on stderr
+CommandResult = tuple[int, str, str]  # exit code, stdout, stderr
 
 
-def installed(words: list[str]) -> Ended:
-    """Run the command that was installed, as a user does."""
+def run_installed(words: list[str]) -> CommandResult:
+    """Run the installed command in a subprocess."""
     done = subprocess.run(
         [Path(sys.executable).with_name("overt"), *words],
         capture_output=True,
@@ -132,8 +136,8 @@ def installed(words: list[str]) -> Ended:
     return done.returncode, done.stdout, done.stderr
 
 
-def inside(words: list[str]) -> Ended:
-    """Run the same in this process, which has imported torch already: seconds a command less."""
+def inside(words: list[str]) -> CommandResult:
+    """Run the command in this process, which is faster because torch is imported already."""
     from overt.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -142,7 +146,7 @@ def inside(words: list[str]) -> Ended:
     return code, out.getvalue(), err.getvalue()
 
 
-def run_command(command: Command, extra: str, run: Callable[[list[str]], Ended]) -> None:
+def run_command(command: Command, extra: str, run: Callable[[list[str]], CommandResult]) -> None:
     words = shlex.split(command.text, comments=True) + shlex.split(extra)
     if words[0] != "overt":
         return
@@ -150,13 +154,13 @@ def run_command(command: Command, extra: str, run: Callable[[list[str]], Ended])
     assert code == 0, f"{command.text}\n{out}{err}"
     if command.output.strip():
         same = doctest.OutputChecker().check_output(
-            command.output.strip() + "\n", out.strip() + "\n", LIKE_A_DOCTEST
+            command.output.strip() + "\n", out.strip() + "\n", DOCTEST_FLAGS
         )
         assert same, f"{command.text}\nshown:\n{command.output}\nprinted:\n{out}"
 
 
 def run_page(page: Path, long: bool) -> int:
-    """Run a page in the present folder, its long blocks only when asked, and count what ran."""
+    """Run a page in the current folder, long blocks only if `long`; return the number of blocks."""
     shown = blocks(page.read_text(encoding="utf-8"))
     todo = [b for b in shown if b.language == "python" or "run" in b.words]
     todo = [b for b in todo if long or "long" not in b.words]
@@ -166,7 +170,7 @@ def run_page(page: Path, long: bool) -> int:
     for block in todo:
         wanted = filter(None, block.words.get("needs", "").split(","))
         lacking = [name for name in wanted if importlib.util.find_spec(name) is None]
-        if lacking:  # the block is passed over, and so must be all that stand on it
+        if lacking:  # the block and all that depend on it are skipped
             missing.append(f"{page.name}:{block.line} needs the package {', '.join(lacking)}")
         elif block.language == "python":
             printed = run_python(block, page, namespace)
@@ -176,7 +180,7 @@ def run_page(page: Path, long: bool) -> int:
                 assert same_output(below, printed), f"{where} shows\n{below.body}\nnot\n{printed}"
         else:
             for command in commands(block):
-                run = installed if page == README else inside
+                run = run_installed if page == README else inside
                 run_command(command, block.words.get("with", ""), run)
     if missing:
         pytest.skip("; ".join(missing))
@@ -191,7 +195,7 @@ PICTURE = re.compile(r"!\[[^\]]+\]\(([^)]+\.png)\)")
 
 
 def check_pictures(page: Path, folder: Path) -> None:
-    """A tutorial's pictures were written by its own code, and small ones are kept beside it."""
+    """Check that the code of a tutorial writes its images, and that small copies exist."""
     if page.parent.name != "tutorials":
         return
     for name in PICTURE.findall(page.read_text(encoding="utf-8")):
@@ -206,8 +210,16 @@ def is_long(page: Path) -> bool:
     return any("long" in block.words for block in blocks(page.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_what_a_page_shows_runs(
+def marked_pages() -> list[object]:
+    """Return the pages; slow ones are marked as long."""
+    slow = tuple(f"/{name}.md" for name in SLOW_PAGES)
+    marks = [(pytest.mark.long,) if str(page).endswith(slow) else () for page in PAGES]
+    assert sum(map(len, marks)) == len(SLOW_PAGES), "a slow page was renamed"
+    return [pytest.param(page, marks=mark) for page, mark in zip(PAGES, marks, strict=True)]
+
+
+@pytest.mark.parametrize("page", marked_pages(), ids=page_name)
+def test_code_blocks_of_pages_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -218,7 +230,7 @@ def test_what_a_page_shows_runs(
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_what_a_long_page_shows_runs(
+def test_code_blocks_of_long_pages_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -227,17 +239,21 @@ def test_what_a_long_page_shows_runs(
         check_pictures(page, tmp_path)
 
 
-def test_readme_shows_code_and_a_command_that_run() -> None:
+def test_readme_has_python_code_and_a_command_that_run() -> None:
     shown = blocks(README.read_text(encoding="utf-8"))
     assert any(block.language == "python" for block in shown)
     assert any("run" in block.words for block in shown)
 
 
+def test_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 130
+
+
 # --- commands exist -------------------------------------------------------------------------
 
 
-def unknown(words: list[str]) -> str | None:
-    """What in an `overt` command line does not exist; None when all of it does."""
+def unknown_part(words: list[str]) -> str | None:
+    """Return the unknown command or flag of an `overt` command line, or None."""
     import typer
 
     from overt.cli import app
@@ -254,14 +270,14 @@ def unknown(words: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_every_command_shown_exists(page: Path) -> None:
+def test_commands_on_pages_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     wrong = []
     for block in blocks(page.read_text(encoding="utf-8")):
         for command in commands(block) if block.language == "console" else []:
             for part in re.split(r"\s*(?:&&|\|\||;|\|)\s*", command.text):
                 words = shlex.split(part, comments=True)
-                if words[:1] == ["overt"] and (missing := unknown(words)):
+                if words[:1] == ["overt"] and (missing := unknown_part(words)):
                     wrong.append(f"line {command.line}: no {missing}")
                 if words[:1] == ["make"]:
                     goals = {w for w in words[1:] if "=" not in w and not w.startswith("-")}
@@ -281,7 +297,7 @@ class Entry:
 
 
 def entries(tree: str) -> Iterator[Entry]:
-    """Each file and folder of a tree drawn with two spaces a level."""
+    """Yield each file and folder of a tree with two spaces per level."""
     above: list[str] = []
     for line in filter(str.strip, tree.splitlines()):
         depth = (len(line) - len(line.lstrip())) // 2
@@ -292,14 +308,14 @@ def entries(tree: str) -> Iterator[Entry]:
 
 
 def files_below(folder: Path) -> set[str]:
-    """What a tour of this folder should list: its modules and its packages."""
+    """Return the modules and packages of a folder, which a tour must list."""
     hidden = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
     shown = [p for p in folder.iterdir() if p.name not in hidden and not p.name.startswith(".")]
     return {p.name + "/" * p.is_dir() for p in shown if p.is_dir() or p.suffix == ".py"}
 
 
 def tour_faults(tree: str, root: Path) -> list[str]:
-    """Lines for what is not there or not explained, and for files that the tour forgets."""
+    """Return messages for missing or unexplained entries and for unlisted files."""
     listed = list(entries(tree))
     faults = [f"{e.path} is not there" for e in listed if not (root / e.path).exists()]
     faults += [f"{e.path} is not explained" for e in listed if not e.about]
@@ -312,7 +328,7 @@ def tour_faults(tree: str, root: Path) -> list[str]:
     return faults if "overt/" in paths else [*faults, "overt/ is not listed"]
 
 
-def test_the_tour_lists_every_room() -> None:
+def test_the_tour_lists_every_package() -> None:
     text = README.read_text(encoding="utf-8")
     heading = re.search(r"^#+ .*\btour\b.*$", text, re.MULTILINE | re.IGNORECASE)
     assert heading, "README.md has no heading with the word tour"
@@ -320,7 +336,7 @@ def test_the_tour_lists_every_room() -> None:
     assert tour_faults(tree, ROOT) == []
 
 
-# --- the checks themselves ------------------------------------------------------------------
+# --- tests of the checks ------------------------------------------------------------------
 
 PAGE = """# Title
 ```python
@@ -339,7 +355,7 @@ y = x + 1
 """
 
 
-def test_blocks_and_commands_are_read_as_written() -> None:
+def test_blocks_and_commands_are_parsed() -> None:
     first, second, third = blocks(PAGE)
     assert (first.line, first.language, first.body) == (2, "python", "x = 2\n")
     assert second.words == {"run": "", "with": "--steps 1"}
@@ -350,13 +366,13 @@ def test_blocks_and_commands_are_read_as_written() -> None:
 
 
 def test_commands_and_flags_that_do_not_exist_are_found() -> None:
-    assert unknown(["overt", "list", "--json"]) is None
-    assert unknown(["overt", "--version"]) is None
-    assert unknown(["overt", "lisst"]) == "command lisst"
-    assert unknown(["overt", "list", "--yaml=x"]) == "flag --yaml"
+    assert unknown_part(["overt", "list", "--json"]) is None
+    assert unknown_part(["overt", "--version"]) is None
+    assert unknown_part(["overt", "lisst"]) == "command lisst"
+    assert unknown_part(["overt", "list", "--yaml=x"]) == "flag --yaml"
 
 
-def test_python_blocks_share_a_namespace_and_name_their_line(tmp_path: Path) -> None:
+def test_python_blocks_share_a_namespace_and_report_their_line(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 2\n```\n\n```python\nassert x == 2\n1 / 0\n```\n")
     with pytest.raises(ZeroDivisionError) as caught:
@@ -364,9 +380,9 @@ def test_python_blocks_share_a_namespace_and_name_their_line(tmp_path: Path) -> 
     assert caught.traceback[-1].lineno + 1 == 7
 
 
-def test_what_a_block_prints_is_held_to_what_the_page_shows(tmp_path: Path) -> None:
+def test_printed_output_is_compared_with_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    said = "```python\nprint('a 0.52 of', 3)\n```\n"
+    code = "```python\nprint('a 0.52 of', 3)\n```\n"
     for words, body, right in (
         ("output", "a ... of 3", True),
         ("output", "a 0.50 of 3", False),
@@ -375,19 +391,19 @@ def test_what_a_block_prints_is_held_to_what_the_page_shows(tmp_path: Path) -> N
         ("output within=9", "b 0.52 of 3", False),
         ("output within=9", "a 0.52 of 3 4", False),
     ):
-        page.write_text(f"{said}\n```{words}\n{body}\n```\n")
+        page.write_text(f"{code}\n```{words}\n{body}\n```\n")
         with contextlib.nullcontext() if right else pytest.raises(AssertionError, match="shows"):
             run_page(page, long=False)
 
 
-def test_a_block_whose_package_is_missing_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_a_block_with_a_missing_package_is_skipped_with_its_name(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python needs=no_such_package\n1 / 0\n```\n```python\n1 / 1\n```\n")
-    with pytest.raises(pytest.skip.Exception, match=r"page\.md:1 needs the package no_such"):
+    with pytest.raises(pytest.skip.Exception, match=r"page\.md:1.*no_such"):
         run_page(page, long=False)
 
 
-def test_the_tour_check_sees_what_is_missing(tmp_path: Path) -> None:
+def test_the_tour_check_finds_missing_entries(tmp_path: Path) -> None:
     (tmp_path / "overt/data").mkdir(parents=True)
     for name in ["__init__.py", "files.py", "data/__init__.py", "data/cifar.py"]:
         (tmp_path / "overt" / name).touch()

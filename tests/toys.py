@@ -1,14 +1,14 @@
-"""Recipes without a model, and the run folders they would leave: for tests around runs."""
+"""Toy recipes without a model, and their run folders."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from overt import files
-from overt.recipes import folder, settings
-from overt.recipes.comparison import Row, Table
-from overt.recipes.recipe import NO_FIGURES, Figure, Recipe, Train
+from overt import io
+from overt.experiments import run_folder, settings
+from overt.experiments.recipe import NO_PUBLISHED_VALUES, PublishedValue, Recipe, TrainConfig
+from overt.experiments.table import RowSpec, TableSpec
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,25 @@ class Model:
 class Toy:
     name: str = "toy"
     about: str = "nothing to learn"
-    paper: Mapping[str, Figure] = field(default_factory=lambda: NO_FIGURES)
+    paper: Mapping[str, PublishedValue] = field(default_factory=lambda: NO_PUBLISHED_VALUES)
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
-    train: Train = field(default_factory=Train)
+    train: TrainConfig = field(default_factory=TrainConfig)
 
     def build(self, context: object) -> Any:
         raise NotImplementedError
 
 
 def toy() -> Toy:
-    """A toy without a paper."""
+    """Return a toy recipe without published values."""
     return Toy()
 
 
 def toy_stated() -> Toy:
     """A toy with a paper: 75 % of all toys are accurate."""
-    return Toy("toy-stated", paper={"accuracy": Figure(0.75, "share", True, "Table 1, row 2")})
+    return Toy(
+        "toy-stated", paper={"accuracy": PublishedValue(0.75, "share", True, "Table 1, row 2")}
+    )
 
 
 def toy_files() -> Toy:
@@ -59,17 +61,21 @@ RECIPES: Mapping[str, Callable[[], Recipe]] = {
     "toy-stated": toy_stated,
     "toy-files": toy_files,
 }
-TABLE = Table(
+TABLE = TableSpec(
     "toys",
     "toys compared",
-    (Row("plain", toy), Row("wide", toy, ("model.width=2",)), Row("stated", toy_stated)),
+    (
+        RowSpec("plain", toy),
+        RowSpec("wide", toy, ("model.width=2",)),
+        RowSpec("stated", toy_stated),
+    ),
     ("accuracy", "error"),
 )
-NEEDY = Table("needy", "toys with files", (Row("files", toy_files),), ("accuracy",))
+FILES_TABLE = TableSpec("needy", "toys with files", (RowSpec("files", toy_files),), ("accuracy",))
 
 
 def results_of(recipe: Recipe, seed: int = 0, status: str = "done") -> dict[str, Any]:
-    """What a run of a toy comes to: numbers that follow from width and seed."""
+    """Return the results of a toy run; the values depend on width and seed."""
     width = settings.flatten(recipe)["model.width"]
     test = {"split": "test", "n": 20}
     accuracy = {"value": width / 4 + seed / 100, "unit": "share", "low": 0.2, "high": 0.6, **test}
@@ -89,26 +95,26 @@ def results_of(recipe: Recipe, seed: int = 0, status: str = "done") -> dict[str,
     }
 
 
-def leave(
+def write_run_folder(
     out: Path, recipe: Recipe, seed: int = 0, status: str = "done", **more: Any
 ) -> dict[str, Any]:
-    """Leave the folder of a run behind, and return its results."""
+    """Write the folder of a run and return its results."""
     results = {**results_of(recipe, seed, status), **more}
     out.mkdir(parents=True, exist_ok=True)
-    files.write_json(out / folder.RESULTS, results)
+    io.write_json(out / run_folder.RESULTS, results)
     if status == "done":
-        files.seal(out, [folder.RESULTS])
+        io.write_manifest(out, [run_folder.RESULTS])
     return results
 
 
-HOLD = """
+HOLD_LOCKS = """
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from overt import files
+from overt import io
 with ExitStack() as stack:
     for name in sys.argv[1:]:
-        stack.enter_context(files.lock(Path(name)))
+        stack.enter_context(io.lock(Path(name)))
     print("held", flush=True)
     sys.stdin.read()
 """

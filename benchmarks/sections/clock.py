@@ -1,8 +1,8 @@
-"""Times of several ways to do one thing, taken by turns in one process.
+"""Time several variants of one operation, interleaved in one process.
 
-On a CPU what counts is processor time, so that other work on the machine hardly matters; on a GPU
-it is the time between two events of the card. Ways take turns, forwards and backwards, and are
-compared round by round: whatever slows a round slows all of it alike.
+On a CPU the clock is process CPU time, so that other work on the machine matters little; on a GPU
+it is the time between two CUDA events. Variants alternate, in forward and reverse order, and are
+compared within a round, so that a slow round affects all of them.
 """
 
 import gc
@@ -15,117 +15,117 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Way = Callable[[], object]
+Variant = Callable[[], object]
 
-LEAST = 3  # rounds that are run however long they take
+LEAST = 3  # minimum number of rounds, whatever their duration
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of several numbers, with their quartiles."""
+    """Median and quartiles of several numbers."""
 
     median: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, numbers: Sequence[float]) -> "Spread":
-        """Quartiles that are among the numbers or between two neighbours."""
+    def from_values(cls, numbers: Sequence[float]) -> "Spread":
+        """Compute the quartiles, inclusive method."""
         if len(numbers) == 1:
             return cls(*(float(numbers[0]),) * 3)
         low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
         return cls(middle, low, high)
 
     @classmethod
-    def exact(cls, number: float) -> "Spread":
-        """A number that is counted or worked out and has no spread."""
+    def constant(cls, number: float) -> "Spread":
+        """Wrap a number without spread, such as a count."""
         return cls(float(number), float(number), float(number))
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each way in each round."""
+    """Seconds of each variant in each round."""
 
     seconds: dict[str, list[float]]
 
-    def of(self, name: str) -> Spread:
-        """How long one way takes."""
-        return Spread.of(self.seconds[name])
+    def spread(self, name: str) -> Spread:
+        """Return the spread of one variant."""
+        return Spread.from_values(self.seconds[name])
 
-    def over(self, above: str, below: str) -> Spread:
-        """One time over another, round by round."""
+    def ratio(self, above: str, below: str) -> Spread:
+        """Return the spread of the ratio of two variants, round by round."""
         pairs = zip(self.seconds[above], self.seconds[below], strict=True)
-        return Spread.of([a / b for a, b in pairs])
+        return Spread.from_values([a / b for a, b in pairs])
 
 
-def processor() -> float:
-    """Seconds of CPU that this process and its ended children have used."""
+def process_cpu_time() -> float:
+    """Return the CPU seconds of this process and of its finished children."""
     times = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(used.ru_utime + used.ru_stime for used in times)
 
 
-def on_cpu(way: Way) -> float:
-    """Processor seconds of one run of this process."""
+def cpu_seconds(variant: Variant) -> float:
+    """Return the CPU seconds of one run in this process."""
     start = time.process_time()
-    way()
+    variant()
     return time.process_time() - start
 
 
-def on_gpu(way: Way) -> float:
-    """Seconds between two events of the card, nothing before them left to do."""
+def gpu_seconds(variant: Variant) -> float:
+    """Return the seconds between two CUDA events; the GPU is idle before the first."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
-    way()
+    variant()
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end)) / 1000
 
 
-def on_wall(way: Way) -> float:
-    """Seconds of the clock on the wall: for what waits, such as a process that starts."""
+def wall_seconds(variant: Variant) -> float:
+    """Return wall-clock seconds, for runs that wait, such as the start of a process."""
     start = time.perf_counter()
-    way()
+    variant()
     return time.perf_counter() - start
 
 
-def timer(device: str) -> Callable[[Way], float]:
-    """The clock that means something on a device."""
-    return on_cpu if device == "cpu" else on_gpu
+def device_clock(device: str) -> Callable[[Variant], float]:
+    """Return the clock of a device."""
+    return cpu_seconds if device == "cpu" else gpu_seconds
 
 
-def race(
-    ways: Mapping[str, Way],
+def time_variants(
+    variants: Mapping[str, Variant],
     rounds: int,
-    clock: Callable[[Way], float] = on_cpu,
-    before: Way | None = None,
+    clock: Callable[[Variant], float] = cpu_seconds,
+    before: Variant | None = None,
     limit: float = 30.0,
 ) -> Times:
-    """Seconds of every way, by turns, after one round to warm up.
+    """Return the seconds of every variant, interleaved, after one warm-up round.
 
-    `before` runs ahead of each way, off the clock. Rounds end early once `limit` seconds of the
-    processor or the wall are used, but never before `LEAST`.
+    `before` runs ahead of each variant and is not timed. Rounds end early after `limit` CPU or
+    wall-clock seconds, but never before `LEAST`.
     """
-    seen: dict[str, list[float]] = {name: [] for name in ways}
-    begun = time.perf_counter(), processor()
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    start = time.perf_counter(), process_cpu_time()
     for number in range(rounds + 1):
-        used = min(time.perf_counter() - begun[0], processor() - begun[1])
+        used = min(time.perf_counter() - start[0], process_cpu_time() - start[1])
         if number > LEAST and used > limit:
             break
-        names = list(ways)
-        for name in names if number % 2 else reversed(names):  # who goes first may matter
+        names = list(variants)
+        for name in names if number % 2 else reversed(names):  # the order may matter
             if before is not None:
                 before()
-            taken = clock(ways[name])
-            if number:  # the first round is for warming up
-                seen[name].append(taken)
-    return Times(seen)
+            elapsed = clock(variants[name])
+            if number:  # the first round is a warm-up
+                seconds[name].append(elapsed)
+    return Times(seconds)
 
 
-def kept(loss: Callable[[], Any]) -> int:
-    """Bytes that autograd keeps for the backward pass, each storage once."""
+def saved_bytes(loss: Callable[[], Any]) -> int:
+    """Return the bytes that autograd saves for the backward pass, each storage once."""
     import torch
 
     found: dict[int, int] = {}
@@ -133,36 +133,36 @@ def kept(loss: Callable[[], Any]) -> int:
     def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         found[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # an output that its own node holds is never freed
+        return tensor.detach()  # an output referenced by its own node is never freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        alive = loss()
-    del alive
+        loss_value = loss()
+    del loss_value
     return sum(found.values())
 
 
-def peak(way: Way) -> int:
-    """Bytes of the card that were held at once while something ran, beyond nothing."""
+def peak_memory(variant: Variant) -> int:
+    """Return the peak of GPU memory during a run, in bytes."""
     import torch
 
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    way()
+    variant()
     torch.cuda.synchronize()
     return int(torch.cuda.max_memory_allocated())
 
 
-def graphed(step: Callable[[], None]) -> Way:
-    """A whole step as one graph of the card, replayed. A step that waits for the card is refused.
+def capture_graph(step: Callable[[], None]) -> Variant:
+    """Capture a step in a CUDA graph; a step that synchronizes the GPU raises an error.
 
-    To find that out before anything is recorded is kinder: what breaks off while it is recorded
-    leaves the card's random numbers unusable, so that new ones are put in their place. Nothing is
-    collected meanwhile, because to free an old graph or event breaks a recording too. Memory that
-    steps before have left over is handed back first: a recording cannot use it, nor free it.
+    This is checked before the capture: a capture that fails leaves the CUDA generator unusable, so
+    that its state has to be replaced. Garbage collection is disabled during capture, because
+    freeing an old graph or event breaks it too. Cached memory is released first: a capture can
+    neither use nor free it.
     """
     import torch
 
-    tidy()
+    free_memory()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -183,50 +183,50 @@ def graphed(step: Callable[[], None]) -> Way:
         with torch.cuda.graph(graph):
             step()
     except Exception:
-        renew()
+        reset_cuda_rng()
         raise
     finally:
         gc.enable()
-    replay: Way = graph.replay
+    replay: Variant = graph.replay
     return replay
 
 
-def renew() -> None:
-    """New random numbers for the card: those of a recording that broke off are unusable."""
+def reset_cuda_rng() -> None:
+    """Replace the state of the CUDA generator, which a failed capture leaves unusable."""
     import torch
 
     if torch.cuda.is_available():
-        place = torch.cuda.current_device()
-        torch.cuda.default_generators[place].graphsafe_set_state(torch.Generator("cuda"))
+        device = torch.cuda.current_device()
+        torch.cuda.default_generators[device].graphsafe_set_state(torch.Generator("cuda"))
 
 
-def recorded(
-    steps: Mapping[str, Callable[[], None]], broken: dict[str, str]
+def capture_graphs(
+    steps: Mapping[str, Callable[[], None]], errors: dict[str, str]
 ) -> dict[str, Callable[[], object]]:
-    """Those of the steps that can be recorded, as graphs; why not, of the others, in `broken`."""
+    """Capture the steps in CUDA graphs; steps that fail are described in `errors`."""
     found: dict[str, Callable[[], object]] = {}
     for name, step in steps.items():
         try:
-            found[name] = graphed(step)
+            found[name] = capture_graph(step)
         except Exception as error:
             traceback.print_exc()
-            broken[name] = told(error)
+            errors[name] = describe_error(error)
     return found
 
 
-def tidy() -> None:
-    """Hand the memory of a card back that nobody uses any more."""
+def free_memory() -> None:
+    """Collect garbage and release cached GPU memory."""
     torch = sys.modules.get("torch")
     gc.collect()
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def told(error: Exception) -> str:
-    """Why something was not measured, in words that fit into a table."""
+def describe_error(error: Exception) -> str:
+    """Describe in a table cell why a measurement failed."""
     lines = str(error).splitlines() or [""]
     if type(error).__name__ == "OutOfMemoryError":
-        return "not measured: the memory of the card is too small"
+        return "not measured: out of GPU memory"
     if any(word in str(error) for word in ("captur", "synchronizing")):
-        return "cannot be recorded: within a step it waits for the card or copies to it"
+        return "cannot be captured in a CUDA graph: the step synchronizes or copies to the GPU"
     return f"not measured: {type(error).__name__}, {lines[0][:80]}".replace("|", "/")

@@ -1,27 +1,27 @@
-"""How many bytes of tensors are alive at once while something runs."""
+"""Peak memory of tensors during a run."""
 
 from collections.abc import Callable
 
 import torch
 
-from .clock import peak
+from .clock import peak_memory
 
 
-def most_alive(run: Callable[[], object], device: str) -> int:
-    """Bytes held at once beyond those held at the start; on a CPU the profiler tells them."""
+def peak_allocated(run: Callable[[], object], device: str) -> int:
+    """Return the peak bytes above those at the start; on a CPU from the profiler."""
     if device != "cpu":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
-        return peak(run) - before
+        return peak_memory(run) - before
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as seen:
+    ) as trace:
         run()
-    results = seen.profiler.kineto_results  # type: ignore[union-attr]
+    results = trace.profiler.kineto_results  # type: ignore[union-attr]
     moves = [event for event in results.events() if event.name() == "[memory]"]
     moves.sort(key=lambda event: event.start_ns())
-    alive = most = 0
+    allocated = peak_bytes = 0
     for event in moves:
-        alive += event.nbytes()
-        most = max(most, alive)
-    return most
+        allocated += event.nbytes()
+        peak_bytes = max(peak_bytes, allocated)
+    return peak_bytes

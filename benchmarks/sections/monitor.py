@@ -1,8 +1,8 @@
-"""What watching attention while training costs: a step as it is beside one that is watched.
+"""Overhead of `AttentionMonitor` in training: a monitored step compared with a plain one.
 
-Forward and backward; `fit` watches the forward pass, and so does this. A step has no optimizer here
-that the cost could hide behind. The share is the extra time of a watched step over that of a plain
-one, divided by how many steps there are to one that is watched.
+Forward and backward; only the forward pass is watched, as in `fit`. There is no optimizer step that
+could hide the cost. The share is the additional time of a watched step, divided by the time of a
+plain step and by the number of steps per watched one.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from overt.train import AttentionMonitor
 
-from .clock import Spread, Times, race, timer
+from .clock import Spread, Times, device_clock, time_variants
 from .report import Report, Row, Setting, at_most
 
 SIZES = {  # layers, width, heads, positions, samples
@@ -21,43 +21,47 @@ SIZES = {  # layers, width, heads, positions, samples
 }
 SMALL = {"2 layers of 32, 16 positions": (2, 32, 2, 16, 2)}
 EVERY = 100
-COST = 0.01  # of training at most, with one step in a hundred watched
+COST = 0.01  # share of training at most, with one watched step in a hundred
 
 
 def section(setting: Setting, report: Report) -> None:
-    """Two sizes of a Transformer."""
+    """Measure two sizes of a Transformer."""
     torch.set_num_threads(1)
     monitor = AttentionMonitor(every=EVERY)
     for name, sizes in (SMALL if setting.quick else SIZES).items():
-        times = _raced(*made(sizes, setting.device), monitor, setting)
-        ratio = times.over("watched", "plain")
+        times = _time_steps(*build_model(sizes, setting.device), monitor, setting)
+        ratio = times.ratio("watched", "plain")
         share = Spread(*((one - 1) / EVERY for one in (ratio.median, ratio.low, ratio.high)))
         report.add(
             Row(
                 f"{name}, one step in {EVERY} watched",
                 "watched",
                 "plain",
-                "of training",
+                "share of training",
                 share,
                 at_most(COST),
-                times.of("watched"),
-                times.of("plain"),
+                times.spread("watched"),
+                times.spread("plain"),
             )
         )
 
 
-def _raced(model: nn.Module, tokens: Tensor, monitor: AttentionMonitor, setting: Setting) -> Times:
-    seen: list[object] = []
-    ways = dict(zip(("watched", "plain"), steps(model, tokens, monitor, seen), strict=True))
-    times = race(ways, 2 * setting.rounds, timer(setting.device), limit=15.0)
-    assert seen[0], "nothing was seen"
+def _time_steps(
+    model: nn.Module, tokens: Tensor, monitor: AttentionMonitor, setting: Setting
+) -> Times:
+    statistics: list[object] = []
+    variants = dict(
+        zip(("watched", "plain"), build_steps(model, tokens, monitor, statistics), strict=True)
+    )
+    times = time_variants(variants, 2 * setting.rounds, device_clock(setting.device), limit=15.0)
+    assert statistics[0], "no statistics were collected"
     return times
 
 
-def steps(
-    model: nn.Module, tokens: Tensor, monitor: AttentionMonitor, seen: list[object]
+def build_steps(
+    model: nn.Module, tokens: Tensor, monitor: AttentionMonitor, statistics: list[object]
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A step that is watched, which leaves what it saw, and the same step as it is."""
+    """Return a watched step, which stores its its results in `statistics`, and the plain step."""
 
     def loss() -> Tensor:
         found: Tensor = model(tokens).square().mean()
@@ -68,17 +72,17 @@ def steps(
         model.zero_grad(set_to_none=True)
 
     def watched() -> None:
-        with monitor.looking(model) as pulse:  # the forward pass alone, as `fit` does it
+        with monitor.observe(model) as stats:  # only the forward pass, as in `fit`
             found = loss()
         found.backward()
         model.zero_grad(set_to_none=True)
-        seen[:] = [pulse.read()]
+        statistics[:] = [stats.compute()]
 
     return watched, plain
 
 
-def made(sizes: tuple[int, ...], device: str) -> tuple[nn.Module, Tensor]:
-    """A Transformer and what it reads."""
+def build_model(sizes: tuple[int, ...], device: str) -> tuple[nn.Module, Tensor]:
+    """Return a Transformer and its input."""
     layers, width, heads, positions, samples = sizes
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)

@@ -1,4 +1,4 @@
-"""What a section finds: rows that stand beside goals, curves of growth, and plain facts."""
+"""Results of a section: rows with goals, growth curves, and other values."""
 
 import os
 import platform
@@ -12,14 +12,14 @@ from typing import Any
 
 import overt
 
-from .clock import Spread, Times, renew, tidy, told
+from .clock import Spread, Times, describe_error, free_memory, reset_cuda_rng
 
 PEERS = "captum numba numpy POT pycocoevalcap quantus scipy torch torchmetrics transformers".split()
 CAPABLE = "a GPU"
 
 
 class Sense(Enum):
-    """On which side of a goal a number should lie."""
+    """Whether a goal is an upper or a lower bound."""
 
     AT_MOST = "at most"
     AT_LEAST = "at least"
@@ -27,36 +27,36 @@ class Sense(Enum):
 
 @dataclass(frozen=True)
 class Goal:
-    """A number that `make bench` is held to, and the kind of machine it was set for."""
+    """A bound of `make speed`, and the kind of device it applies to."""
 
     sense: Sense
     number: float
-    device: str | None = None  # None: any
+    device: str | None = None  # None: any device
 
-    def told(self) -> str:
-        """As it is printed."""
+    def text(self) -> str:
+        """Format the goal."""
         sign = "<=" if self.sense is Sense.AT_MOST else ">="
         return f"{sign} {self.number:g}"
 
 
 def at_most(number: float, device: str | None = None) -> Goal:
-    """No more than this."""
+    """Return an upper bound."""
     return Goal(Sense.AT_MOST, number, device)
 
 
 def at_least(number: float, device: str | None = None) -> Goal:
-    """No less than this."""
+    """Return a lower bound."""
     return Goal(Sense.AT_LEAST, number, device)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: what it is of, both times, the number that counts and its goal.
+    """One comparison: its label, both times, the reported number and its goal.
 
-    `value` is None where it could not be measured, and then `note` says why.
+    If it could not be measured, `value` is None and `note` is the reason.
     """
 
-    what: str
+    label: str
     ours: str
     theirs: str
     unit: str
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the median is on the right side of the goal; None where there is none."""
+        """Whether the median reaches the goal; None without a goal or a value."""
         if self.goal is None or self.value is None:
             return None
         if self.goal.sense is Sense.AT_MOST:
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """What the last column says."""
+        """Text of the last column."""
         if self.value is None:
             return self.note or "not measured"
         if self.reached is None:
@@ -87,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """How a cost grows: one line a way, over the same sizes."""
+    """Growth of a cost: one line per variant, over the same sizes."""
 
     title: str
     size: str
@@ -99,7 +99,7 @@ class Curve:
 
 @dataclass
 class Report:
-    """What one section found; `save` is called whenever there is more of it."""
+    """Results of one section; `save` is called after each part."""
 
     rows: list[Row] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
@@ -108,25 +108,25 @@ class Report:
     save: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def add(self, *rows: Row) -> None:
-        """More rows."""
+        """Add rows."""
         self.rows.extend(rows)
 
-    def part(self, what: str, measure: Callable[[], None]) -> None:
-        """Some of a section. One that breaks is a row that says why; the others go on."""
+    def part(self, label: str, measure: Callable[[], None]) -> None:
+        """Run a part of a section; if it fails, add a row with the error and continue."""
         try:
             measure()
         except Exception as error:
             traceback.print_exc()
-            self.failed[what] = told(error)
-            self.add(absent(what, told(error)))
-            renew()
-        tidy()
+            self.failed[label] = describe_error(error)
+            self.add(missing_row(label, describe_error(error)))
+            reset_cuda_rng()
+        free_memory()
         self.save()
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a section is asked to measure."""
+    """Options of a benchmark run."""
 
     device: str = "cpu"
     rounds: int = 9
@@ -134,57 +134,73 @@ class Setting:
 
     @property
     def gpu(self) -> bool:
-        """Whether the work is done by a card."""
+        """Whether a GPU is measured."""
         return self.device != "cpu"
 
-    def some(self, usual: int, quick: int) -> int:
-        """A size, smaller when only a trial is wanted."""
+    def size(self, usual: int, quick: int) -> int:
+        """Return a size, the smaller one for a quick run."""
         return quick if self.quick else usual
 
 
 Section = Callable[[Setting, Report], None]
 
 
-def faster(
-    what: str, times: Times, ours: str, theirs: str, goal: Goal | None = None, note: str = ""
+def speedup_row(
+    label: str, times: Times, ours: str, theirs: str, goal: Goal | None = None, note: str = ""
 ) -> Row:
-    """How many times as fast ours is as theirs."""
-    ratio = times.over(theirs, ours)
+    """Report how many times as fast ours is."""
+    ratio = times.ratio(theirs, ours)
     return Row(
-        what, ours, theirs, "times as fast", ratio, goal, times.of(ours), times.of(theirs), note
+        label,
+        ours,
+        theirs,
+        "times as fast",
+        ratio,
+        goal,
+        times.spread(ours),
+        times.spread(theirs),
+        note,
     )
 
 
-def dearer(
-    what: str, times: Times, ours: str, theirs: str, goal: Goal | None = None, note: str = ""
+def relative_time_row(
+    label: str, times: Times, ours: str, theirs: str, goal: Goal | None = None, note: str = ""
 ) -> Row:
-    """How many times as long ours takes as what it is added to."""
-    ratio = times.over(ours, theirs)
+    """Report how many times as long ours takes."""
+    ratio = times.ratio(ours, theirs)
     return Row(
-        what, ours, theirs, "times as long", ratio, goal, times.of(ours), times.of(theirs), note
+        label,
+        ours,
+        theirs,
+        "times as long",
+        ratio,
+        goal,
+        times.spread(ours),
+        times.spread(theirs),
+        note,
     )
 
 
-def exact(what: str, unit: str, number: float, goal: Goal | None, note: str = "") -> Row:
-    """A number without times: an error, a count, an amount of memory."""
-    return Row(what, "", "", unit, Spread.exact(number), goal, note=note)
+def value_row(label: str, unit: str, number: float, goal: Goal | None, note: str = "") -> Row:
+    """Report a number without times: an error, a count, an amount of memory."""
+    return Row(label, "", "", unit, Spread.constant(number), goal, note=note)
 
 
-def needs(what: str, goal: Goal | None, why: str = CAPABLE) -> Row:
-    """A row that this machine cannot measure."""
-    return Row(what, "", "", "", None, goal, note=f"needs {why}")
+def gpu_row(label: str, goal: Goal | None, why: str = CAPABLE) -> Row:
+    """Report that this machine cannot measure a row."""
+    return Row(label, "", "", "", None, goal, note=f"needs {why}")
 
 
-def absent(what: str, why: str, goal: Goal | None = None) -> Row:
-    """A row whose peer is not installed or cannot do it."""
-    return Row(what, "", "", "", None, goal, note=why)
+def missing_row(label: str, why: str, goal: Goal | None = None) -> Row:
+    """Report that an alternative is not installed or not applicable."""
+    return Row(label, "", "", "", None, goal, note=why)
 
 
-# --- as text and as JSON
+# --- text and JSON
 
 
-def plain(report: Report) -> dict[str, Any]:
-    """A report as JSON has it."""
+def to_dict(report: Report) -> dict[str, Any]:
+    """Convert a report to JSON values."""
     rows = []
     for row in report.rows:
         one = asdict(row)
@@ -196,8 +212,8 @@ def plain(report: Report) -> dict[str, Any]:
     return {**found, "failed": report.failed} if report.failed else found
 
 
-def seconds(spread: Spread | None) -> str:
-    """A time with the unit that suits it."""
+def format_seconds(spread: Spread | None) -> str:
+    """Format a time in a suitable unit."""
     if spread is None:
         return ""
     number = spread.median
@@ -207,65 +223,65 @@ def seconds(spread: Spread | None) -> str:
     return f"{number / 1e-6:.2g} us"
 
 
-def number(value: Spread | None) -> str:
-    """The number that counts, with its quartiles where it has any."""
+def format_value(value: Spread | None) -> str:
+    """Format the reported number, with its quartiles if it has any."""
     if value is None:
         return ""
-    told = f"{value.median:.3g}"
-    return told if value.low == value.high else f"{told} ({value.low:.3g}-{value.high:.3g})"
+    text = f"{value.median:.3g}"
+    return text if value.low == value.high else f"{text} ({value.low:.3g}-{value.high:.3g})"
 
 
-HEADINGS = ("what", "ours", "theirs", "number (quartiles)", "unit", "goal", "")
+HEADINGS = ("benchmark", "ours", "theirs", "number (quartiles)", "unit", "goal", "")
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """One line of the table."""
+def row_cells(row: Row) -> tuple[str, ...]:
+    """Return the cells of a row."""
     sides = [
-        " ".join(filter(None, (name, seconds(taken))))
-        for name, taken in ((row.ours, row.ours_s), (row.theirs, row.theirs_s))
+        " ".join(filter(None, (name, format_seconds(elapsed))))
+        for name, elapsed in ((row.ours, row.ours_s), (row.theirs, row.theirs_s))
     ]
-    goal = "" if row.goal is None else row.goal.told()
-    return (row.what, *sides, number(row.value), row.unit, goal, row.verdict)
+    goal = "" if row.goal is None else row.goal.text()
+    return (row.label, *sides, format_value(row.value), row.unit, goal, row.verdict)
 
 
-def table(found: dict[str, Report]) -> str:
-    """All rows, aligned, a line before each section."""
-    lines = {name: [cells(row) for row in report.rows] for name, report in found.items()}
-    every = [HEADINGS, *(line for many in lines.values() for line in many)]
-    widths = [max(len(line[at]) for line in every) for at in range(len(HEADINGS))]
+def format_table(found: dict[str, Report]) -> str:
+    """Format all rows as aligned text, one block per section."""
+    lines = {name: [row_cells(row) for row in report.rows] for name, report in found.items()}
+    all_lines = [HEADINGS, *(line for many in lines.values() for line in many)]
+    widths = [max(len(line[at]) for line in all_lines) for at in range(len(HEADINGS))]
 
-    def laid(line: Sequence[str]) -> str:
+    def align(line: Sequence[str]) -> str:
         return "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
 
-    parts = [laid(HEADINGS).rstrip()]
+    parts = [align(HEADINGS).rstrip()]
     for name, many in lines.items():
-        parts += ["", f"[{name}]", *(laid(line).rstrip() for line in many)]
+        parts += ["", f"[{name}]", *(align(line).rstrip() for line in many)]
     return "\n".join(parts)
 
 
-def markdown(found: dict[str, dict[str, Any]]) -> str:
-    """The same table for a page, out of a file of results."""
+def markdown_table(found: dict[str, dict[str, Any]]) -> str:
+    """Format the rows of a results file as a Markdown table."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     for name, report in found.items():
         lines.append(f"| **{name}** |" + " |" * (len(HEADINGS) - 1))
-        lines += ["| " + " | ".join(cells(row_of(one))) + " |" for one in report["rows"]]
+        lines += ["| " + " | ".join(row_cells(row_from_dict(one))) + " |" for one in report["rows"]]
     return "\n".join(lines)
 
 
-def row_of(kept: dict[str, Any]) -> Row:
-    """A row out of a file of results."""
+def row_from_dict(values: dict[str, Any]) -> Row:
+    """Convert a row of a results file."""
     spreads = {
-        name: None if kept[name] is None else Spread(**kept[name])
+        name: None if values[name] is None else Spread(**values[name])
         for name in ("value", "ours_s", "theirs_s")
     }
-    goal = kept["goal"]
+    goal = values["goal"]
     goal = None if goal is None else Goal(Sense(goal["sense"]), goal["number"], goal["device"])
-    words = {name: kept[name] for name in ("what", "ours", "theirs", "unit", "note")}
+    words = {name: values[name] for name in ("label", "ours", "theirs", "unit", "note")}
     return Row(**words, **spreads, goal=goal)
 
 
-def tally(rows: Sequence[Row]) -> dict[str, int]:
-    """How many goals were reached, missed, and not measured."""
+def count_goals(rows: Sequence[Row]) -> dict[str, int]:
+    """Count the goals reached, missed and not measured."""
     goals = [row for row in rows if row.goal is not None]
     return {
         "reached": sum(row.reached is True for row in goals),
@@ -278,9 +294,9 @@ def tally(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What the numbers were measured on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    """Describe the machine."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     found: dict[str, Any] = {
         "cpu": models[0] if models else platform.processor(),
@@ -297,21 +313,21 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     return found
 
 
-def commit(given: str | None = None) -> str | None:
-    """The commit that is measured, in short: of this checkout, or as it was told of a copy."""
-    found = given
+def commit(name: str | None = None) -> str | None:
+    """Return the short name of the measured commit, given or of this checkout."""
+    found = name
     if found is None:
-        from overt.recipes import running
+        from overt.experiments import runner
 
-        found = running.commit()
+        found = runner.git_commit()
     if found is None:
         return None
-    name, mark, changes = found.partition("+")
-    return f"{name[:7]}{mark}{changes}"
+    short, mark, changes = found.partition("+")
+    return f"{short[:7]}{mark}{changes}"
 
 
 def peers() -> dict[str, str]:
-    """The versions of what stands beside ours; what is not installed is left out."""
+    """Return the versions of the installed alternatives."""
     found = {}
     for name in PEERS:
         try:

@@ -1,41 +1,43 @@
-"""Making scenes and batches of them: what is kept against what is drawn anew."""
+"""Benchmark the generation of synthetic scenes: cached and new batches."""
 
 import torch
 
 from overt.data.scenes.captions import CaptionScenes
 from overt.data.scenes.render import render
-from overt.data.scenes.world import scene
+from overt.data.scenes.world import random_scene
 
-from .clock import race
-from .report import Report, Setting, faster
+from .clock import time_variants
+from .report import Report, Setting, speedup_row
 
 
 def section(setting: Setting, report: Report) -> None:
-    """Worlds, pictures, batches; a batch does not depend on its size."""
+    """Time scenes, images and batches; check that a sample does not depend on the batch size."""
     torch.set_num_threads(1)
-    count = setting.some(64, 8)
-    every = list(range(count))
-    whole = CaptionScenes("train", 0, count).batch(every)
-    assert whole.images is not None
-    for index in every[:4]:
-        part = CaptionScenes("train", 0, count).batch([index])
-        assert part.images is not None
-        assert torch.equal(part.images[0], whole.images[index]), "a batch depends on its size"
-    drawn = torch.from_numpy(render(scene("train", 0, 3), 64).image.copy())
-    same = drawn.permute(2, 0, 1) if drawn.shape[-1] == 3 else drawn
-    assert torch.equal(same, whole.images[3]), "a batch shows another picture than the renderer"
-    kept = CaptionScenes("train", 0, count)
-    kept.batch(every)
-    times = race(
+    count = setting.size(64, 8)
+    indices = list(range(count))
+    batch = CaptionScenes("train", 0, count).batch(indices)
+    assert batch.images is not None
+    for index in indices[:4]:
+        single = CaptionScenes("train", 0, count).batch([index])
+        assert single.images is not None
+        assert torch.equal(single.images[0], batch.images[index]), (
+            "a sample depends on the batch size"
+        )
+    rendered = torch.from_numpy(render(random_scene("train", 0, 3), 64).image.copy())
+    expected = rendered.permute(2, 0, 1) if rendered.shape[-1] == 3 else rendered
+    assert torch.equal(expected, batch.images[3]), "batch and renderer differ"
+    cached = CaptionScenes("train", 0, count)
+    cached.batch(indices)
+    times = time_variants(
         {
-            "world": lambda: [scene("train", 0, i) for i in every],
-            "world and picture": lambda: [render(scene("train", 0, i), 64) for i in every],
-            "batch, new": lambda: CaptionScenes("train", 0, count).batch(every),
-            "batch, kept": lambda: kept.batch(every),
+            "scene": lambda: [random_scene("train", 0, i) for i in indices],
+            "scene and image": lambda: [render(random_scene("train", 0, i), 64) for i in indices],
+            "batch, new": lambda: CaptionScenes("train", 0, count).batch(indices),
+            "batch, cached": lambda: cached.batch(indices),
         },
         setting.rounds,
     )
-    report.add(faster(f"a batch of {count} scenes", times, "batch, kept", "batch, new"))
+    report.add(speedup_row(f"a batch of {count} scenes", times, "batch, cached", "batch, new"))
     report.facts["scenes_per_cpu_second"] = {
-        name: count / times.of(name).median for name in times.seconds
+        name: count / times.spread(name).median for name in times.seconds
     }

@@ -1,7 +1,7 @@
-"""Section 6: how long the command line takes to start, beside Python itself.
+"""Section 6: start-up time of the command line, compared with Python itself.
 
-Byte code is kept, in a folder of its own, as it is wherever a package is installed; the first round
-makes it and does not count.
+Byte code is cached in a separate folder, as in an installed package; the first round writes it and
+is not counted.
 """
 
 import os
@@ -11,8 +11,8 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from .clock import on_wall, race
-from .report import Report, Setting, at_most, dearer, exact
+from .clock import time_variants, wall_seconds
+from .report import Report, Setting, at_most, relative_time_row, value_row
 
 GOAL = 8.0
 HEAVY = "torch numpy scipy transformers".split()
@@ -20,7 +20,7 @@ COMMANDS = {"--version": "--version", "--help": "--help", "list": "list"}
 
 
 def section(setting: Setting, report: Report) -> None:
-    """`overt --version`, `--help` and `list`, by the clock on the wall."""
+    """Time `overt --version`, `--help` and `list` in wall-clock seconds."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "PYTHONPYCACHEPREFIX": folder}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -37,16 +37,16 @@ def _section(setting: Setting, report: Report, env: dict[str, str]) -> None:
 
     assert metadata.version("overt") in run(words["overt --version"])
     assert "run" in run(words["overt --help"]) and run(words["overt list"]).strip()
-    ways = {name: lambda command=command: run(command) for name, command in words.items()}
-    times = race(ways, setting.some(15, 3), on_wall)
+    variants = {name: lambda command=command: run(command) for name, command in words.items()}
+    times = time_variants(variants, setting.size(15, 3), wall_seconds)
     for name in words:
         if name != "python -c pass":
-            report.add(dearer(name, times, name, "python -c pass", at_most(GOAL)))
-    report.add(exact("heavy packages imported by them", "packages", _heavy(), at_most(0)))
+            report.add(relative_time_row(name, times, name, "python -c pass", at_most(GOAL)))
+    report.add(value_row("heavy packages imported", "packages", _heavy(), at_most(0)))
 
 
 def _heavy() -> int:
-    """How many of the slow packages are there after each of the commands, together."""
+    """Count the slow packages that the commands import."""
     found: set[str] = set()
     for argument in COMMANDS.values():
         code = (

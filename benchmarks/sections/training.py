@@ -1,13 +1,13 @@
-"""How fast networks train, beside what the machine could do at best.
+"""Training throughput compared with the limits of the hardware.
 
-The limits are measured in the same run: a large product of matrices for operations, a large copy
-for bytes. A step cannot take less than its operations over the one, nor than the bytes that it must
-move over the other: what is kept for the backward pass is written once and read once, and a
-parameter is read twice, its gradient written and read, and its state read and written. The share
-of the limit is the larger of these two over what the step takes. Operations are those PyTorch
-counts; bytes are fewer than a network without perfect fusion moves. On a machine with other work
-the limits are measured too low, and a share may then be above one. On a card the same step is also
-taken from a recording of its kernels, as `train.graph=true` does in the loop itself.
+The limits are measured in the same run: a large matrix product for operations, a large copy for
+bytes. The time of a step is at least its operations divided by the one, and its bytes divided by
+the other: saved tensors are written once and read once, a parameter is read twice, its gradient
+written and read, and its optimizer state read and written. The reported share is the larger of the
+two times divided by that of the step. Operations are counted by PyTorch; the number of bytes is a
+lower bound, reached only with perfect fusion. On a busy machine the measured limits are too low,
+and a share may exceed one. On a GPU the same step is also captured in a CUDA graph, as with
+`train.graph=true`.
 """
 
 import tempfile
@@ -23,87 +23,90 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from overt import models, supervise
+from overt import losses
 from overt.data.batch import Batch
+from overt.papers.ltpa.vgg import vgg_attention
 
-from .captions import pictures as captioned
-from .clock import Spread, Times, graphed, kept, race, timer
-from .report import Report, Row, Setting, at_most, dearer, faster
+from .captions import random_images
+from .clock import Spread, Times, capture_graph, device_clock, saved_bytes, time_variants
+from .report import Report, Row, Setting, at_most, relative_time_row, speedup_row
 
 CLASSES = 100
-BLOCK = 25  # steps of the loop that are timed together
-CONTROL = 1.10  # times as long as the same network without attention, at most
+BLOCK = 25  # steps of the loop per timing
+CONTROL = 1.10  # maximum time relative to the network without attention
 PAIRS = (("att2-concat-pc", "att2-mean"), ("att3-concat-pc", "att3-mean"))
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the machine does at best: operations and bytes a second."""
+class HardwareLimits:
+    """Peak operations and bytes per second of the machine."""
 
     flops: float
     bytes: float
 
     def seconds(self, step: "Step") -> float:
-        """The least that a step can take."""
-        return max(step.flops / self.flops, step.moved / self.bytes)
+        """Return the minimum time of a step."""
+        return max(step.flops / self.flops, step.bytes_moved / self.bytes)
 
 
-def limits(setting: Setting) -> Limits:
-    """A product of matrices in the precision of training, and a copy."""
+def measure_limits(setting: Setting) -> HardwareLimits:
+    """Measure a matrix product in the training precision, and a copy."""
     dtype = torch.bfloat16 if setting.gpu else torch.float32
-    n = setting.some(8192 if setting.gpu else 1536, 256)
+    n = setting.size(8192 if setting.gpu else 1536, 256)
     one, two = (torch.randn(n, n, device=setting.device, dtype=dtype) for _ in range(2))
-    many = setting.some(2**30 if setting.gpu else 2**27, 2**22)
+    many = setting.size(2**30 if setting.gpu else 2**27, 2**22)
     source = torch.empty(many, dtype=torch.uint8, device=setting.device).zero_()
     sink = torch.empty_like(source)
-    ways: dict[str, Callable[[], object]] = {
+    variants: dict[str, Callable[[], object]] = {
         "product": lambda: one @ two,
         "copy": lambda: sink.copy_(source),
     }
-    times = race(ways, 2 * setting.rounds, timer(setting.device), limit=10.0)
-    return Limits(2 * n**3 / min(times.seconds["product"]), 2 * many / min(times.seconds["copy"]))
+    times = time_variants(variants, 2 * setting.rounds, device_clock(setting.device), limit=10.0)
+    return HardwareLimits(
+        2 * n**3 / min(times.seconds["product"]), 2 * many / min(times.seconds["copy"])
+    )
 
 
 @dataclass
 class Step:
-    """A network, its loss and its optimizer; what a step has to compute and to move."""
+    """A network, its loss and its optimizer, with the operations and bytes of a step."""
 
     net: nn.Module
     loss: Callable[[], Tensor]
     optimizer: torch.optim.Optimizer
     bf16: bool
     flops: float = 0.0
-    moved: float = 0.0
+    bytes_moved: float = 0.0
 
     def __call__(self, loss: Callable[[], Tensor] | None = None) -> None:
-        """Forward, backward, and the change of the weights."""
-        self.slopes(loss)
+        """Run forward, backward and the update."""
+        self.compute_gradients(loss)
         self.optimizer.step()
 
-    def slopes(self, loss: Callable[[], Tensor] | None = None) -> None:
-        """Forward and backward."""
+    def compute_gradients(self, loss: Callable[[], Tensor] | None = None) -> None:
+        """Run forward and backward."""
         self.optimizer.zero_grad(set_to_none=True)
         self.value(loss).backward()
 
-    def recorded(self) -> Callable[[], None]:
-        """The same step with its gradients out of one recording, as `fit` has it."""
-        replay = graphed(self.slopes)
-        left = [(p, p.grad) for p in self.net.parameters() if p.grad is not None]
+    def in_cuda_graph(self) -> Callable[[], None]:
+        """Return the same step with its gradients from a CUDA graph, as in `fit`."""
+        replay = capture_graph(self.compute_gradients)
+        gradients = [(p, p.grad) for p in self.net.parameters() if p.grad is not None]
 
         def run() -> None:
             replay()
-            for parameter, gradient in left:
+            for parameter, gradient in gradients:
                 parameter.grad = gradient
             self.optimizer.step()
 
         return run
 
     def value(self, loss: Callable[[], Tensor] | None = None) -> Tensor:
-        """The loss, in bfloat16 where there is a card."""
+        """Return the loss, in bfloat16 on a GPU."""
         with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16):
             return (loss or self.loss)()
 
-    def counted(self) -> "Step":
+    def count_work(self) -> "Step":
         """Count operations and bytes of one step."""
         self()
         with FlopCounterMode(display=False) as counter:
@@ -116,217 +119,250 @@ class Step:
             for one in per.values()
             if isinstance(one, Tensor)
         )
-        self.moved = 2 * kept(self.value) + 5 * size + state
+        self.bytes_moved = 2 * saved_bytes(self.value) + 5 * size + state
         return self
 
 
-def classifier(batch: int, device: str, width: float = 1.0) -> Step:
-    """VGG-att2 on pictures of 32 x 32 pixels."""
+def vgg_step(batch: int, device: str, width: float = 1.0) -> Step:
+    """Return a step of VGG-att2 on images of 32 x 32 pixels."""
     torch.manual_seed(0)
-    net: Any = models.vgg_attention(CLASSES, levels=2, width=width).to(device)
-    return classifying(net, batch, device)
+    net: Any = vgg_attention(CLASSES, levels=2, width=width).to(device)
+    return classifier_step(net, batch, device)
 
 
-def classifying(net: Any, batch: int, device: str) -> Step:
-    """A step of a network that tells classes of pictures."""
+def classifier_step(net: Any, batch: int, device: str) -> Step:
+    """Return a step of an image classifier."""
     net.to(memory_format=torch.channels_last).train()
     images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (batch,))
-    given = Batch(tuple(map(str, range(batch))), images=images, labels=labels).to(device)
-    wanted = given.labels
-    assert wanted is not None
+    samples = Batch(tuple(map(str, range(batch))), images=images, labels=labels).to(device)
+    labels_on_device = samples.labels
+    assert labels_on_device is not None
 
     def loss() -> Tensor:
-        return supervise.classification(net(given).prediction, wanted).mean()
+        return losses.classification(net(samples).prediction, labels_on_device).mean()
 
     optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
     return Step(net, loss, optimizer, device != "cpu")
 
 
-def control(label: str, batch: int, device: str, width: float = 1.0) -> Step:
-    """A row of Learn to Pay Attention, as the loop trains it."""
-    from overt.recipes.ltpa import building, recipe
+def control_step(label: str, batch: int, device: str, width: float = 1.0) -> Step:
+    """Return a step of a row of Learn to Pay Attention."""
+    from overt.papers.ltpa import config
+    from overt.papers.ltpa import train as train_module
 
     torch.manual_seed(0)
-    net: Any = building.network(replace(recipe.models()[label], width=width), CLASSES).to(device)
-    return classifying(net, batch, device)
+    net: Any = train_module.build_network(
+        replace(config.table_models()[label], width=width), CLASSES
+    ).to(device)
+    return classifier_step(net, batch, device)
 
 
-def captioner(batch: int, device: str) -> Step:
-    """The captioner of the paper, its next words given the ones before."""
-    from overt.models.answering.eyes import CachedEye
-    from overt.recipes.a2.building import next_word_losses
-    from overt.recipes.a2.networks import network
-    from overt.recipes.a2.recipe import Align, a2_coco
+def captioner_step(batch: int, device: str) -> Step:
+    """Return a next-word training step of the paper's captioner."""
+    from overt.nn.vqa.image_encoders import CachedImageEncoder
+    from overt.papers.a2.config import A2Align, a2_coco
+    from overt.papers.a2.model import build_captioner
+    from overt.papers.a2.train import next_word_losses
 
     torch.manual_seed(0)
-    recipe, words = a2_coco(), 10_000
-    data = captioned(max(64, batch), words, 49, 1280).to(device)
-    net: Any = network(recipe.model, Align(), words, CachedEye(1280, (7, 7))).to(device).train()
+    config, words = a2_coco(), 10_000
+    data = random_images(max(64, batch), words, 49, 1280).to(device)
+    net: Any = (
+        build_captioner(config.model, A2Align(), words, CachedImageEncoder(1280, (7, 7)))
+        .to(device)
+        .train()
+    )
     part = data.batch(range(batch))
 
     def loss() -> Tensor:
-        found = next_word_losses(net, part, recipe, data.each)
+        found = next_word_losses(net, part, config, data.each)
         return torch.stack([one.mean() for many in found.values() for one in many.values()]).sum()
 
     optimizer = torch.optim.Adam(net.parameters(), 1e-4, fused=device != "cpu")
     return Step(net, loss, optimizer, device != "cpu")
 
 
-def measured(name: str, batch: int, make: Callable[[], Step], setting: Setting, report: Report,
-             best: Limits) -> None:  # fmt: skip
-    """Samples a second and the share of the limit; on a card from a recording too."""
-    step = make().counted()
-    told_by(name, batch, {"as it is": step}, step, setting, report, best)
-    if setting.gpu:
-        what = f"{name}, batch {batch}, recorded"
-
-        def again() -> None:
-            # a network of its own: gradients that were made on another stream cannot be recorded
-            ways = {"as it is": step, "recorded": make().recorded()}
-            times = told_by(name, batch, ways, step, setting, report, best, "recorded")
-            report.add(faster(f"{name}, batch {batch}", times, "recorded", "as it is"))
-
-        report.part(what, again)
-
-
-def compiled(name: str, batch: int, make: Callable[[], Step], setting: Setting, report: Report,
-             best: Limits) -> None:  # fmt: skip
-    """The same step with its loss compiled, beside the step as it is."""
-    torch.compiler.reset()
-    step = make().counted()
-    loss = torch.compile(step.loss, dynamic=False)
-    ways = {"as it is": step, "compiled": lambda: step(loss)}
-    times = told_by(name, batch, ways, step, setting, report, best, "compiled")
-    report.add(faster(f"{name}, batch {batch}", times, "compiled", "as it is"))
-
-
-def told_by(
+def measure(
     name: str,
     batch: int,
-    ways: dict[str, Callable[[], object]],
+    make: Callable[[], Step],
+    setting: Setting,
+    report: Report,
+    best: HardwareLimits,
+) -> None:
+    """Report samples per second and the share of the limit; on a GPU also in a CUDA graph."""
+    step = make().count_work()
+    time_and_report(name, batch, {"eager": step}, step, setting, report, best)
+    if setting.gpu:
+        label = f"{name}, batch {batch}, CUDA graph"
+
+        def measure_graph() -> None:
+            # a separate network: gradients allocated on another stream cannot be captured
+            variants = {"eager": step, "CUDA graph": make().in_cuda_graph()}
+            times = time_and_report(
+                name, batch, variants, step, setting, report, best, "CUDA graph"
+            )
+            report.add(speedup_row(f"{name}, batch {batch}", times, "CUDA graph", "eager"))
+
+        report.part(label, measure_graph)
+
+
+def measure_compiled(
+    name: str,
+    batch: int,
+    make: Callable[[], Step],
+    setting: Setting,
+    report: Report,
+    best: HardwareLimits,
+) -> None:
+    """Compare the step with a compiled loss with the eager step."""
+    torch.compiler.reset()
+    step = make().count_work()
+    loss = torch.compile(step.loss, dynamic=False)
+    variants = {"eager": step, "compiled": lambda: step(loss)}
+    times = time_and_report(name, batch, variants, step, setting, report, best, "compiled")
+    report.add(speedup_row(f"{name}, batch {batch}", times, "compiled", "eager"))
+
+
+def time_and_report(
+    name: str,
+    batch: int,
+    variants: dict[str, Callable[[], object]],
     step: Step,
     setting: Setting,
     report: Report,
-    best: Limits,
-    way: str = "as it is",
+    best: HardwareLimits,
+    variant: str = "eager",
 ) -> Times:
-    """Time ways by turns, and tell of one of them."""
-    times = race(ways, setting.rounds, timer(setting.device), limit=5.0 if setting.gpu else 20.0)
-    least, taken = best.seconds(step), times.of(way)
-    share = Spread(least / taken.median, least / taken.high, least / taken.low)
-    what = f"{name}, batch {batch}, {way}"
-    report.add(Row(what, "step", "", "of the limit", share, None, taken))
-    report.facts[what] = {
-        "samples_per_second": batch / taken.median,
-        "operations_per_second": step.flops / taken.median,
-        "share_of_operations": step.flops / taken.median / best.flops,
-        "share_of_bandwidth": step.moved / taken.median / best.bytes,
-        "operations_a_sample": step.flops / batch,
-        "bytes_a_sample": step.moved / batch,
+    """Time the variants and report one of them."""
+    times = time_variants(
+        variants, setting.rounds, device_clock(setting.device), limit=5.0 if setting.gpu else 20.0
+    )
+    minimum, elapsed = best.seconds(step), times.spread(variant)
+    share = Spread(minimum / elapsed.median, minimum / elapsed.high, minimum / elapsed.low)
+    label = f"{name}, batch {batch}, {variant}"
+    report.add(Row(label, "step", "", "share of the limit", share, None, elapsed))
+    report.facts[label] = {
+        "samples_per_second": batch / elapsed.median,
+        "operations_per_second": step.flops / elapsed.median,
+        "share_of_operations": step.flops / elapsed.median / best.flops,
+        "share_of_bandwidth": step.bytes_moved / elapsed.median / best.bytes,
+        "operations_per_sample": step.flops / batch,
+        "bytes_per_sample": step.bytes_moved / batch,
     }
     return times
 
 
-def controls(setting: Setting, report: Report) -> None:
-    """VGG-att beside its controls once more, each step out of a recording."""
-    width = setting.some(8, 1) / 8
-    batch = setting.some(256, 4)
+def compare_controls(setting: Setting, report: Report) -> None:
+    """Compare VGG-att with its controls, both in CUDA graphs."""
+    width = setting.size(8, 1) / 8
+    batch = setting.size(256, 4)
     for pair in PAIRS:
 
-        def raced(pair: tuple[str, str] = pair) -> None:
-            made = {label: control(label, batch, setting.device, width) for label in pair}
-            ways = {label: step.recorded() for label, step in made.items()}
-            times = race(ways, 2 * setting.rounds, timer(setting.device), limit=4.0)
-            report.add(dearer(f"{pair[0]}, recorded", times, *pair, at_most(CONTROL)))
+        def measure_pair(pair: tuple[str, str] = pair) -> None:
+            made = {label: control_step(label, batch, setting.device, width) for label in pair}
+            variants = {label: step.in_cuda_graph() for label, step in made.items()}
+            times = time_variants(
+                variants, 2 * setting.rounds, device_clock(setting.device), limit=4.0
+            )
+            report.add(relative_time_row(f"{pair[0]}, CUDA graph", times, *pair, at_most(CONTROL)))
 
-        report.part(f"{pair[0]}, recorded", raced)
+        report.part(f"{pair[0]}, CUDA graph", measure_pair)
 
 
-# --- the loop of the recipes
+# --- training loop
 
 
 @dataclass(frozen=True)
-class Loops:
-    """The training loop of each row, `steps` steps a run of `batch` pictures each."""
+class TrainingLoops:
+    """Training loop of each row: `steps` steps per run, `batch` images per step."""
 
-    ways: dict[str, Callable[[], object]]
+    variants: dict[str, Callable[[], object]]
     steps: int
     batch: int
 
 
 @contextmanager
-def looping(setting: Setting, pair: tuple[str, str]) -> Iterator[Loops]:
-    """VGG-att and its control in the training loop itself, with data that lies on the card."""
-    from overt.recipes import settings
-    from overt.recipes.ltpa import building as ltpa_building
-    from overt.recipes.ltpa import recipe as ltpa
-    from overt.recipes.recipe import Context
+def training_loops(setting: Setting, pair: tuple[str, str]) -> Iterator[TrainingLoops]:
+    """Set up VGG-att and its control in the training loop, with data on the device."""
+    from overt.experiments import settings
+    from overt.experiments.recipe import RunContext
+    from overt.papers.ltpa import config as ltpa
+    from overt.papers.ltpa import train as ltpa_building
     from overt.train import Reporter, checkpoint
-    from overt.train.loop import seed_everything
+    from overt.train.compare_loops import seed_everything
 
     names = tuple(map(str, range(CLASSES)))
-    steps, count = setting.some(BLOCK, 3), setting.some(45_000, 2_000)
-    train = _pictures(count, setting.device)
+    steps, count = setting.size(BLOCK, 3), setting.size(45_000, 2_000)
+    train = _random_dataset(count, setting.device)
 
-    def built(label: str, out: Path) -> Any:
-        changes = [*ltpa.changes(ltpa.models()[label]), f"train.steps={steps}"]
-        recipe = settings.apply(ltpa.ltpa_cifar100(), changes)
-        assert isinstance(recipe, ltpa.LtpaRecipe)
+    def build_stage(label: str, out: Path) -> Any:
+        changes = [*ltpa.model_changes(ltpa.table_models()[label]), f"train.steps={steps}"]
+        config = settings.apply(ltpa.ltpa_cifar100(), changes)
+        assert isinstance(config, ltpa.LtpaRecipe)
         seed_everything(0)
-        context = Context(out / label, 0, setting.device, None)
-        made = ltpa_building.trained(recipe, context, train, None, _pictures(8, "cpu"), names)
+        context = RunContext(out / label, 0, setting.device, None)
+        made = ltpa_building.build_experiment(
+            config, context, train, None, _random_dataset(8, "cpu"), names
+        )
         made.model.to(setting.device)
-        return made.stages[0], recipe.train.batch
+        return made.stages[0], config.train.batch
 
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(checkpoint, "save"):
-        made = {label: built(label, Path(folder)) for label in pair}
-        ways: dict[str, Callable[[], object]] = {
+        made = {label: build_stage(label, Path(folder)) for label in pair}
+        variants: dict[str, Callable[[], object]] = {
             label: lambda stage=stage: stage.run(False, Reporter(enabled=False))
             for label, (stage, _) in made.items()
         }
-        yield Loops(ways, steps, made[pair[0]][1])
+        yield TrainingLoops(variants, steps, made[pair[0]][1])
 
 
-def _pictures(many: int, device: str) -> Any:
-    """Random pictures and classes, as a data set that lies there."""
-    from overt.data.resident import Resident
+def _random_dataset(many: int, device: str) -> Any:
+    """Return a dataset of random images and classes on the device."""
+    from overt.data.in_memory_images import InMemoryImages
 
-    drawn = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (many, 3, 32, 32), generator=drawn, dtype=torch.uint8)
-    labels = torch.randint(0, CLASSES, (many,), generator=drawn)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (many, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, CLASSES, (many,), generator=generator)
     ids = tuple(map(str, range(many)))
-    return Resident("random", "train", ids, images.to(device), labels.to(device), "")
+    return InMemoryImages("random", "train", ids, images.to(device), labels.to(device), "")
 
 
-def loop(setting: Setting, report: Report) -> None:
-    """VGG-att beside its controls in the training loop."""
+def compare_loops(setting: Setting, report: Report) -> None:
+    """Compare VGG-att with its controls in the training loop."""
     for pair in PAIRS:
-        with looping(setting, pair) as loops:
-            times = race(loops.ways, min(9, 2 * setting.rounds), timer(setting.device), limit=8.0)
-        rate = loops.steps * loops.batch / times.of(pair[0]).median
-        told = {"samples_per_second": rate, "batch": loops.batch}
-        report.facts[f"loop, {pair[0]}"] = told
-        report.add(dearer(f"the loop, {rate:.0f} images / s", times, *pair, at_most(CONTROL)))
+        with training_loops(setting, pair) as loops:
+            times = time_variants(
+                loops.variants, min(9, 2 * setting.rounds), device_clock(setting.device), limit=8.0
+            )
+        rate = loops.steps * loops.batch / times.spread(pair[0]).median
+        facts = {"samples_per_second": rate, "batch": loops.batch}
+        report.facts[f"training loop, {pair[0]}"] = facts
+        report.add(
+            relative_time_row(
+                f"training loop, {rate:.0f} images / s", times, *pair, at_most(CONTROL)
+            )
+        )
 
 
 def networks(setting: Setting) -> dict[str, tuple[int, Callable[[], Step]]]:
-    """What is trained, by name: samples a step, and how it is made."""
+    """Return batch size and constructor of each network."""
     width = 1.0 if not setting.quick else 0.125
-    batch = setting.some(256 if setting.gpu else 8, 2)
+    batch = setting.size(256 if setting.gpu else 8, 2)
     return {
-        "VGG-att2": (batch, partial(classifier, batch, setting.device, width)),
-        "captioner": (batch, partial(captioner, batch, setting.device)),
+        "VGG-att2": (batch, partial(vgg_step, batch, setting.device, width)),
+        "captioner": (batch, partial(captioner_step, batch, setting.device)),
     }
 
 
 def section(setting: Setting, report: Report) -> None:
-    """The limits first, then both networks, then the loop of a recipe."""
+    """Measure the limits, both networks, then the training loop."""
     torch.set_num_threads(1)
-    best = limits(setting)
+    best = measure_limits(setting)
     report.facts["limits"] = {"operations_per_second": best.flops, "bytes_per_second": best.bytes}
     for name, (batch, make) in networks(setting).items():
-        report.part(name, partial(measured, name, batch, make, setting, report, best))
+        report.part(name, partial(measure, name, batch, make, setting, report, best))
     if setting.gpu:
-        report.part("controls", partial(controls, setting, report))
-        report.part("the loop", partial(loop, setting, report))
+        report.part("controls", partial(compare_controls, setting, report))
+        report.part("training loop", partial(compare_loops, setting, report))

@@ -32,22 +32,38 @@
 
   const field = document.getElementById("site-find"), found = document.getElementById("site-found");
   let chosen = -1;
-  const plain = (text) => text.toLowerCase();
-  function score(entry, words) { // every word must be there; a title counts more than a heading, a heading more than text
-    const [title, heading, , text] = entry.map(plain);
-    let total = 0;
-    for (const word of words) {
-      if (title === word) total += 60;
-      else if (title.startsWith(word)) total += 30;
-      else if (title.includes(word)) total += 18;
-      else if (heading.includes(word)) total += 12;
-      else if (text.includes(word)) total += 4;
-      else return 0; // not at all
-    }
-    const part = entry[2].startsWith("api/") ? (text ? 0 : -10) : 3; // a bare value is rarely meant
-    return total + part - Math.min(2, title.length / 60);
+  const plain = (text) => text.toLowerCase().replace(/heat[ -]maps?/g, "heatmap").replace(/grad[-_ ]cam/g, "gradcam");
+  const stem = (word) => (word.length > 4 ? word.replace(/s$/, "") : word);
+  const begins = (text, word) => { // at the start of a word: "kl", not "weakly"
+    for (let at = text.indexOf(word); at >= 0; at = text.indexOf(word, at + 1)) if (!at || !/[a-z0-9]/.test(text[at - 1])) return true;
+    return false;
+  };
+  const ENTRIES = SEARCH.map((entry) => ({ entry, fields: entry.map(plain) }));
+  // Pages that explain come first, then names of the reference, then logs and lists.
+  function kind(address, title) {
+    if (address.startsWith("api/")) return /^[A-Z0-9_]+$/.test(title) || address.startsWith("api/overt.testing") ? -15 : 0;
+    if (/^(LOG|CHANGELOG|results\/|docs\/(design|index|checked|parity|limits|speed|scale))|(LOG|RESULTS)\.html/.test(address)) return 4;
+    return address.startsWith("docs/faq") ? 14 : address.startsWith("docs/") ? 22 : address.startsWith("index.") ? 22 : 12;
   }
-  const marked = (text, words) => {
+  function score({ entry, fields: [title, heading, address, text] }, words, query) {
+    let total = 0;
+    for (const word of words) { // every word must occur; a title counts more than a heading, a heading more than text
+      if (title.split(/[\W_]+/).includes(word)) total += 16;
+      else if (heading.split(/[\W_]+/).includes(word)) total += 14;
+      else if (begins(title, word)) total += 11;
+      else if (begins(heading, word)) total += 10;
+      else if (begins(text, word)) total += 4;
+      else if (word.length > 3 && title.includes(word)) total += 3;
+      else return 0;
+    }
+    const name = title.replaceAll("_", " ");
+    if (name === query || heading === query) total += kind(entry[2], entry[0]) < 12 ? 8 : 20;
+    if (entry[0] === field.value.trim() && /_|[a-z][A-Z]/.test(entry[0])) total += 30; // a name of the reference
+    if (!heading) total += 5; // the page itself
+    if (words.length > 1 && (text.includes(query) || heading.includes(query) || title.includes(query))) total += 6;
+    return total + kind(entry[2], entry[0]) - Math.min(2, title.length / 60);
+  }
+  const marked = (text, words) => { // as written: a heat map is found as "heatmap" too
     const made = document.createDocumentFragment();
     const pattern = words.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|");
     text.split(new RegExp(`(${pattern})`, "i")).forEach((part, at) => {
@@ -60,10 +76,10 @@
     return (at > 50 ? "… " : "") + text.slice(Math.max(0, at - 40), at + 120);
   }
   function search() {
-    const words = plain(field.value).split(/\s+/).filter(Boolean);
+    const query = plain(field.value).trim(), words = query.split(/\s+/).filter(Boolean).map(stem);
     found.replaceChildren();
     chosen = -1;
-    const best = words.length ? SEARCH.map((entry) => [score(entry, words), entry]).filter(([n]) => n !== 0).sort((a, b) => b[0] - a[0]).slice(0, 14) : [];
+    const best = words.length ? ENTRIES.map((one) => [score(one, words, query), one.entry]).filter(([n]) => n !== 0).sort((a, b) => b[0] - a[0]).slice(0, 14) : [];
     for (const [, [title, heading, address, text]] of best) {
       const line = document.createElement("li");
       line.setAttribute("role", "option");
@@ -79,7 +95,7 @@
       line.append(link);
       found.append(line);
     }
-    if (words.length && !best.length) found.append(Object.assign(document.createElement("li"), { textContent: "Nothing is called that." }));
+    if (words.length && !best.length) found.append(Object.assign(document.createElement("li"), { textContent: "No page contains all of these words." }));
     found.hidden = !words.length;
     field.setAttribute("aria-expanded", String(!found.hidden));
   }

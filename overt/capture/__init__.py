@@ -1,52 +1,50 @@
-"""Read, measure and change the attention of any PyTorch model from outside."""
+"""Read and change the attention of any PyTorch model from outside."""
 
+from overt.capture.attention_statistics import (
+    AttentionStatistics,
+    TopKeys,
+    entropy,
+    received,
+    sink_mass,
+    span_shares,
+    statistics,
+    top_k,
+)
 from overt.capture.call import Call, Route
-from overt.capture.coverage import Unseen
-from overt.capture.derived.activations import class_activation, grad_cam, rise
-from overt.capture.derived.flows import flow
-from overt.capture.derived.gradients import gradient_attention, relevance, slopes
-from overt.capture.derived.maps import raw
-from overt.capture.derived.rolling import rollout
-from overt.capture.derived.sinks import Sink, find_sinks, without_sinks
-from overt.capture.derived.values import summed_value_norms, value_norms, value_zeroing
+from overt.capture.coverage import UncapturedAttentionError
+from overt.capture.discovery import attention_modules
 from overt.capture.edits import Bias
-from overt.capture.generation import Generated, generate
-from overt.capture.places import attention_modules
-from overt.capture.positions.layouts import layout_of, layouts_of
-from overt.capture.positions.processors import image_geometry, tile_geometries, transform_geometry
-from overt.capture.positions.tokens import text_geometry
-from overt.capture.seen import Seen
-from overt.capture.watching import watch
+from overt.capture.generation import GenerationResult, generate
+from overt.capture.layouts.hf_layouts import layout_of, layouts_of
+from overt.capture.layouts.processors import image_geometry, tile_geometries, transform_geometry
+from overt.capture.layouts.text_tokens import text_geometry
+from overt.capture.packed_documents import document_layout
+from overt.capture.session import watch
+from overt.capture.trace import AttentionTrace
 
 __all__ = [
+    "AttentionStatistics",
+    "AttentionTrace",
     "Bias",
     "Call",
-    "Generated",
+    "GenerationResult",
     "Route",
-    "Seen",
-    "Sink",
-    "Unseen",
+    "TopKeys",
+    "UncapturedAttentionError",
     "attention_modules",
-    "class_activation",
-    "find_sinks",
-    "flow",
+    "document_layout",
+    "entropy",
     "generate",
-    "grad_cam",
-    "gradient_attention",
     "image_geometry",
     "layout_of",
     "layouts_of",
-    "raw",
-    "relevance",
-    "rise",
-    "rollout",
-    "slopes",
-    "summed_value_norms",
+    "received",
+    "sink_mass",
+    "span_shares",
+    "statistics",
     "text_geometry",
     "tile_geometries",
+    "top_k",
     "transform_geometry",
-    "value_norms",
-    "value_zeroing",
     "watch",
-    "without_sinks",
 ]

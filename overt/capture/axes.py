@@ -1,33 +1,46 @@
-"""Four axes, (b, h, n, m), whatever stands in front of the last two."""
+"""Bring attention tensors with any leading axes to (b, h, n, m)."""
 
 from torch import Tensor, nn
 
 
-def four(tensor: Tensor, heads: int) -> Tensor:
-    """(b, h, n, m): heads folded into the batch are told apart, windows are samples.
+def to_bhnm(tensor: Tensor, num_heads: int) -> Tensor:
+    """Return the tensor as (b, h, n, m), splitting heads off the batch and windows into it.
 
-    `heads` is how many the module says it has, 1 if it says nothing. Three axes are one head, or
-    heads folded into the batch when their number divides it. Five are windows, before the heads or
-    behind them.
+    With three axes there is one head, or heads are folded into the batch if `num_heads` divides
+    it. With five, the fifth axis is windows, before the heads or behind them.
+
+    Args:
+        tensor: Weights, queries, keys or values, (..., n, m).
+        num_heads: Number of heads of the module, 1 if it does not say.
     """
     if tensor.ndim == 4:
         return tensor
     if tensor.ndim == 3:
-        folded = heads > 1 and len(tensor) % heads == 0
-        return tensor.unflatten(0, (-1, heads)) if folded else tensor.unsqueeze(1)
+        folded = num_heads > 1 and len(tensor) % num_heads == 0
+        return tensor.unflatten(0, (-1, num_heads)) if folded else tensor.unsqueeze(1)
     if tensor.ndim < 3:
-        raise ValueError(f"attention of shape {tuple(tensor.shape)} has no axis of samples")
-    if heads > 1 and tensor.shape[1] == heads != tensor.shape[-3]:
+        raise ValueError(
+            f"expected attention with a batch axis, (b, n, m) or more, got {tuple(tensor.shape)}"
+        )
+    if num_heads > 1 and tensor.shape[1] == num_heads != tensor.shape[-3]:
         tensor = tensor.movedim(1, -3)
     return tensor.flatten(0, -4)
 
 
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "head_num", "heads")
+_HEAD_COUNTS = (
+    "num_heads",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "nhead",
+    "head_num",
+    "heads",
+)
 
 
-def heads_of(module: nn.Module) -> int:
-    """How many heads a module says it has; 1 if it says nothing."""
-    for name in _HEADS:
+def num_heads_of(module: nn.Module) -> int:
+    """Return the number of heads that a module declares as an attribute, 1 if it declares none."""
+    for name in _HEAD_COUNTS:
         count = getattr(module, name, None)
         if isinstance(count, int):
             return count

@@ -1,8 +1,8 @@
-"""Attention of the tokens that a model writes: one row a token, reduced while it writes.
+"""Attention of generated tokens: one row per token, reduced during generation.
 
-A token is chosen from the last query of a forward pass, so that row is the attention with which the
-token was written: row n of the map belongs to the n-th new token. Each row is read at its own step,
-cut to the keys asked for, and reduced; queries, keys and whole maps are gone when the step is.
+A token is generated from the last query of a forward pass, so row n of the map is the attention of
+that query for the n-th new token. Each row is read at its step, restricted to the requested keys
+and reduced; queries, keys and whole maps are not stored.
 """
 
 import threading
@@ -13,26 +13,37 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from overt.attention import POINT, AttentionMap, Kind, Layout, Span
+from overt.attention import GLOBAL_QUERY, AttentionMap, Kind, Layout, Span
 from overt.capture.call import Call
 from overt.capture.edits import Bias, Edit
-from overt.capture.products import take
-from overt.capture.watching import watch
+from overt.capture.session import watch
+from overt.capture.stacked_calls import group_stackable, stacked_weights
 
-Keys = Span | slice | Int[Tensor, "b n"]  # where the keys stand in the sequence of each sample
+Keys = Span | slice | Int[Tensor, "b n"]  # positions in the sequence of each sample
 Reduce = Callable[[AttentionMap], AttentionMap]
 
 
 @dataclass(frozen=True, eq=False)
-class Generated:
-    """What `model.generate` returned, and the attention (b, l, h, new tokens, keys) behind it.
+class GenerationResult:
+    """Output of `model.generate` with the attention of the generated tokens.
 
-    Sequence i of `output.sequences` is sample i of the map. After its end a sequence has no rows:
-    they are hidden and zero.
+    Args:
+        output: What `model.generate` returned.
+        attention: The map (b, l, h, new tokens, keys). Sample i is sequence i of
+            `output.sequences`. Rows after the end of a sequence are hidden and zero.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> sizes = {"vocab_size": 16, "n_positions": 16, "n_embd": 8, "n_layer": 3, "n_head": 2}
+        >>> config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+        >>> model = GPT2LMHeadModel(config).eval()
+        >>> ids = torch.tensor([[1, 2, 3, 4]])
+        >>> result = generate(model, input_ids=ids, max_new_tokens=2, pad_token_id=0)
+        >>> result.output.sequences.shape, result.attention.weights.shape
+        (torch.Size([1, 6]), torch.Size([1, 3, 2, 2, 4]))
     """
 
     output: Any
@@ -48,132 +59,149 @@ def generate(
     reduce: Reduce | None = None,
     edit: Edit | Bias | None = None,
     **arguments: Any,
-) -> Generated:
-    """Run `model.generate(**arguments)`, and keep the attention with which each token was written.
+) -> GenerationResult:
+    """Run `model.generate(**arguments)` and capture the attention of each generated token.
 
-    `keys` are positions of the sequence, padding counted: a span, a slice, or one row of positions
-    a sample, -1 where it has none. None is the whole prompt. A key that is not written yet, or that
-    a sliding window has left behind, is hidden and zero. `layers`, `heads` and `edit` are those of
-    `watch`. `where` chooses calls. By default they are those of a decoder that look at its own
-    sequence, or, in an encoder-decoder, at the encoder: then `keys` are positions of the encoder's
-    states, and `where=lambda call: not call.cross` asks for the decoder's own tokens instead.
+    Greedy search, sampling and beam search are supported, with any cache or none.
 
-    `reduce` is given the map (b, l, h, 1, k) of each token as it comes, beams as samples, and only
-    what it returns is kept: `lambda row: row.over_heads().over_layers()`. Greedy search, sampling
-    and beams are followed, with any cache or none. What runs the model several times for one token
-    is refused.
+    Args:
+        model: A Hugging Face model with `generate`.
+        keys: Positions in the sequence, including padding: a span, a slice, or one row of positions
+            per sample, -1 for none; None for the whole prompt. A key that is not generated yet, or
+            is outside of a sliding window, is hidden and zero.
+        layers: As for `watch`.
+        heads: As for `watch`.
+        where: Selects calls. By default, the cross-attention of the decoder if it has any (an
+            encoder-decoder, or a captioner such as BLIP), else its self-attention. With
+            cross-attention, `keys` are positions of the encoder; use
+            `where=lambda call: not call.cross` for the self-attention instead.
+        reduce: Applied to the map (b, l, h, 1, k) of each token, with beams as samples; only its
+            result is stored: `lambda row: row.over_heads().over_layers()`.
+        edit: As for `watch`.
+        **arguments: Arguments of `model.generate`.
+
+    Returns:
+        The output of `model.generate` and the attention map.
+
+    Raises:
+        ValueError: If the model runs several times per token (assisted generation, guidance), or
+            if no call is selected.
+        TypeError: If `keys` are not positions.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> sizes = {"vocab_size": 16, "n_positions": 16, "n_embd": 8, "n_layer": 3, "n_head": 2}
+        >>> config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+        >>> model = GPT2LMHeadModel(config).eval()
+        >>> inputs = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "pad_token_id": 0}
+        >>> settings = {"keys": slice(0, 3), "reduce": lambda row: row.over_heads()}
+        >>> result = generate(model, **settings, **inputs, max_new_tokens=2)
+        >>> result.attention.weights.shape  # 3 layers, the mean over heads, 2 new tokens, 3 keys
+        torch.Size([1, 3, 1, 2, 3])
     """
-    _refuse(model, keys, arguments)
+    _check_arguments(model, keys, arguments)
     write = getattr(model, "generate", None)
     if not callable(write):
         kind = type(model).__name__
-        raise ValueError(f"{kind} has no generate(); take calls with watch(model, each=...)")
-    if where is None:
-        encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        where = _across if encodes else _itself
-    rows = _Rows(keys, where, reduce, _cached if layers is None else _any)
-    processors = [*(arguments.pop("logits_processor", None) or []), rows.choose]
+        raise ValueError(f"{kind} has no generate(); use watch(model, each=...) instead")
+    if where is None and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        where = _is_cross_attention
+    rows = _TokenRows(keys, where, reduce, _uses_cache if layers is None else _accept_all)
+    processors = [*(arguments.pop("logits_processor", None) or []), rows]
     with ExitStack() as undo:
         for module in model.modules():
             if hasattr(module, "prepare_inputs_for_generation"):
-                hook = module.register_forward_pre_hook(rows.begin, with_kwargs=True)
+                hook = module.register_forward_pre_hook(rows.on_forward, with_kwargs=True)
                 undo.callback(hook.remove)
-        undo.enter_context(watch(model, layers, heads, edit=edit, each=rows.take))
-        output = write(**_needed(arguments), logits_processor=processors)
-    return Generated(output, rows.map(output, _ends(model, arguments)))
+        undo.enter_context(watch(model, layers, heads, edit=edit, each=rows.on_call))
+        output = write(**_with_required_settings(arguments), logits_processor=processors)
+    return GenerationResult(output, rows.map(output, _end_tokens(model, arguments)))
 
 
-class _Rows:
-    """The rows of the tokens chosen so far, and those of the forward pass that is at work."""
+class _TokenRows:
+    """The rows of the generated tokens, and the layers of the current forward pass."""
 
     def __init__(
         self,
         keys: Keys | None,
-        where: Callable[[Call], bool],
+        where: Callable[[Call], bool] | None,
         reduce: Reduce | None,
-        writes: Callable[[Call], bool],
+        is_decoder: Callable[[Call], bool],
     ) -> None:
         self.keys = keys
-        self.where = where
+        self.where = _is_self_attention if where is None else where
+        self.prefers_cross = where is None  # whether to switch to cross-attention if there is any
         self.reduce = reduce
-        self.writes = writes
+        self.is_decoder = is_decoder
         self.thread = threading.get_ident()
-        self.open = False  # a pass has begun and its token is not chosen yet
-        self.past = -1  # how many tokens the cache held when the pass began
+        self.open = False  # a pass has started and its token is not selected yet
+        self.past = -1  # tokens in the cache when the pass started
         self.cached = False
-        self.layers: list[AttentionMap] = []  # of the pass at work, one query each
-        self.tokens: list[AttentionMap] = []  # of the tokens chosen, reduced
-        self.prompt = 0  # keys there were when the first token was chosen
-        self.start = 0  # where the first new token stands
+        self.defers = False  # whether the cache keeps the keys until the end of the pass
+        # The layers of the current pass, one query each: calls that are read together at its end,
+        # or rows that were read at once.
+        self.layers: list[Call | AttentionMap] = []
+        self.tokens: list[AttentionMap] = []  # of the generated tokens, reduced
+        self.prompt = 0  # number of keys when the first token was selected
+        self.start = 0  # position of the first new token
 
-    # --- what generate does, in the order of a step
+    # --- callbacks, in the order of a step
 
-    def begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """A forward pre-hook of the model that writes: a pass over some tokens begins."""
+    def on_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook of the generating model: start a pass."""
         if threading.get_ident() != self.thread:
-            return  # somebody else uses the model at the same time
+            return  # another user of the model
         cache = kwargs.get("past_key_values")
         past = 0 if cache is None else int(cache.get_seq_length())
-        # Without a cache each pass starts from the first token, and there is one a token. With one,
-        # each pass goes on where the last ended; a prompt may come in several.
-        if bool(self.layers) if cache is None else self._returns(past):
+        # Without a cache, each pass starts at the first token, one pass per token. With a cache,
+        # each pass continues where the last one ended; a prompt may be split into several passes.
+        if bool(self.layers) if cache is None else self._goes_back(past):
             raise ValueError(
-                "the model ran twice over the same tokens (guidance, assistants, long recordings "
-                "in parts), so that the row of a token is not known; switch that off, or take "
-                "calls as they come with watch(model, each=...)"
+                "the model ran twice over the same tokens (guidance, assisted generation, chunked "
+                "audio), so a token has no unique row; turn that off, or use "
+                "watch(model, each=...)"
             )
         self.open, self.past, self.cached, self.layers = True, past, cache is not None, []
+        self.defers = bool(self.tokens) and cache is not None and _holds_keys(cache)
 
-    def take(self, call: Call) -> None:
-        """For `watch(each=)`: the last query of a call, if the call is one of those wanted."""
-        if not self.open or not self.writes(call) or not self.where(call):
+    def on_call(self, call: Call) -> None:
+        """Callback of `watch(each=...)`: store the last query of a selected call."""
+        if not self.open or not self.is_decoder(call):
             return
-        b, _, q, k = call.shape
+        if (
+            self.prefers_cross and call.cross and _uses_cache(call)
+        ):  # first layer of a decoder with it
+            self.prefers_cross, self.where, self.layers = False, _is_cross_attention, []
+        if not self.where(call):
+            return
+        _, _, q, k = call.shape
         if self.tokens and self.cached and q != 1:
-            raise ValueError(f"{q} tokens were tried at once, and only one has a row; {_ASSISTED}")
-        end = k if call.cross else self.past + q
+            raise ValueError(f"expected one new token per pass, got {q}; {_ASSISTED}")
         if not self.tokens:
-            self.prompt = end
-        last = slice(q - 1, q)
-        row = call.weights(last)
-        at = self._positions(b, row.device)
-        # A cache of more slots than tokens was made for the full length and fills from the left.
-        # One of fewer has let the first tokens go (a sliding window).
-        slots = at - max(end - k, 0)
-        slots = torch.where((at < end) & (slots >= 0), slots, -1)
-        there = (slots >= 0)[:, None]
-        visible = call.visible(last, slots)
-        self.layers.append(
-            AttentionMap(
-                rearrange(take(row, slots, 3) * there[:, None], "b h 1 k -> b 1 h 1 k"),
-                self._layout(b, slots.shape[1]),
-                POINT,
-                there if visible is None else there & visible,
-                Kind.SUBPROBABILITY if call.kind is Kind.PROBABILITY else call.kind,
-            )
-        )
+            self.prompt = k if call.cross else self.past + q
+        self.layers.append(call if self.defers else self._read_rows([call]))
 
-    def choose(self, written: Int[Tensor, "b n"], scores: Float[Tensor, "b v"]) -> Tensor:
-        """A logits processor that changes nothing: the pass that ended writes the next token."""
+    def __call__(self, written: Int[Tensor, "b n"], scores: Float[Tensor, "b v"]) -> Tensor:
+        """Logits processor that returns its scores: the pass has ended, store the row."""
         if not self.layers:
-            raise ValueError("`layers` and `where` left no attention call that writes a token")
+            raise ValueError("`layers` and `where` selected no attention call of the decoder")
         if not self.tokens:
             self.start = written.shape[1]
-        row = self._row()
+        row = self._stack_layers()
         row = row if self.reduce is None else self.reduce(row)
         if row.values.shape[0] != len(written) or row.values.shape[3] != 1:
             raise ValueError(
-                f"`reduce` gave {tuple(row.values.shape)}: it may change layers, heads and keys, "
-                f"but must leave {len(written)} samples and one query"
+                f"`reduce` must keep {len(written)} samples and one query, got a map of shape "
+                f"{tuple(row.values.shape)}; it may change layers, heads and keys"
             )
         self.tokens.append(row)
         self.open, self.layers = False, []
         return scores
 
-    # --- the whole of it
+    # --- result
 
     def map(self, output: Any, ends: Int[Tensor, " e"]) -> AttentionMap:
-        """One map of the sequences returned, each followed back through the beams it was on."""
+        """Return the map of the output sequences, each traced back through its beams."""
         beams = getattr(output, "beam_indices", None)
         if beams is None:
             new = output.sequences[:, self.start :]
@@ -197,23 +225,49 @@ class _Rows:
 
     # --- helpers
 
-    def _returns(self, past: int) -> bool:
-        """Whether a pass starts at or before the one that has been read."""
+    def _read_rows(self, calls: Sequence[Call]) -> AttentionMap:
+        """Return the rows of the last query in calls that can be stacked, restricted to the keys.
+
+        The layers of the map are the calls.
+        """
+        first = calls[0]
+        b, _, q, k = first.shape
+        end = k if first.cross else self.past + q
+        last = slice(q - 1, q)
+        row = stacked_weights(calls, last)
+        at = self._positions(b, row.device)
+        # A cache with more slots than tokens (static) fills from the left. One with fewer slots
+        # (sliding window) has dropped the first tokens.
+        slots = at - max(end - k, 0)
+        slots = torch.where((at < end) & (slots >= 0), slots, -1)
+        there = (slots >= 0)[:, None]
+        visible = first.visible(last, slots)
+        at = slots.clamp_min(0)[:, None, None, None].expand(*row.shape[:4], -1)
+        return AttentionMap(
+            row.gather(-1, at) * there[:, None, None],
+            self._layout(b, slots.shape[1]),
+            GLOBAL_QUERY,
+            there if visible is None else there & visible,
+            Kind.SUBPROBABILITY if first.kind is Kind.PROBABILITY else first.kind,
+        )
+
+    def _goes_back(self, past: int) -> bool:
+        """Return whether a pass starts at or before the position of the last one."""
         return past < self.past or (past == self.past and (bool(self.layers) or not self.open))
 
     def _positions(self, b: int, device: torch.device) -> Int[Tensor, "b n"]:
-        """The keys asked for, as positions of each row of the batch, beams and all."""
+        """Return the requested keys as positions, for each sample and beam."""
         index = self.keys.index if isinstance(self.keys, Span) else self.keys
         if index is None:
             index = slice(0, self.prompt)
         if isinstance(index, slice):
             return torch.arange(index.stop, device=device)[index].expand(b, -1)
         if b % len(index):
-            raise ValueError(f"keys of {len(index)} samples do not fit {b} sequences")
+            raise ValueError(f"keys have {len(index)} samples, the batch has {b} sequences")
         return index.to(device).repeat_interleave(b // len(index), dim=0)
 
     def _layout(self, b: int, n: int) -> Layout:
-        """What the keys are, once they stand alone, for each row of the batch."""
+        """Return the layout of the requested keys, for each sample and beam."""
         if not isinstance(self.keys, Span):
             return Layout((Span("keys", (n,), slice(0, n)),), n)
         layout = Layout((replace(self.keys, index=slice(0, n)),), n)
@@ -222,47 +276,64 @@ class _Rows:
         samples = len(self.keys.geometry)
         return layout.select(torch.arange(samples).repeat_interleave(b // samples))
 
-    def _row(self) -> AttentionMap:
-        """The layers of one pass as one map."""
-        heads = {layer.values.shape[2] for layer in self.layers}
+    def _stack_layers(self) -> AttentionMap:
+        """Stack the layers of one pass into one map."""
+        layers, order = self._read_layers()
+        heads = {layer.values.shape[2] for layer in layers}
         if len(heads) > 1:
             raise ValueError(
-                f"layers of {sorted(heads)} heads do not stack; choose with `layers` or `where`"
+                f"layers with different numbers of heads {sorted(heads)} cannot be stacked; select "
+                "some with `layers` or `where`"
             )
+        if len(layers) == 1:
+            return layers[0]
         # A large model may have its layers on several devices; its rows are small.
-        layers = [layer.to(self.layers[0].values.device) for layer in self.layers]
-        order = (Kind.SUBPROBABILITY, Kind.AMOUNT, Kind.SIGNED)
+        layers = [layer.to(layers[0].values.device) for layer in layers]
+        weights = torch.cat([layer.weights for layer in layers], dim=1)
+        if order != sorted(order):
+            weights = weights[:, torch.tensor(order, device=weights.device).argsort()]
+        kinds = (Kind.SUBPROBABILITY, Kind.AMOUNT, Kind.SIGNED)
         return AttentionMap(
-            torch.cat([layer.weights for layer in layers], dim=1),
+            weights,
             layers[0].keys,
-            POINT,
+            GLOBAL_QUERY,
             torch.stack([layer.visible for layer in layers]).any(dim=0),
-            max((layer.kind for layer in layers), key=order.index),
+            max((layer.kind for layer in layers), key=kinds.index),
         )
 
+    def _read_layers(self) -> tuple[list[AttentionMap], list[int]]:
+        """Return the rows of the pass, of several layers where possible, and the layer of each."""
+        calls = [one for one in self.layers if isinstance(one, Call)]
+        if not calls:
+            rows = [one for one in self.layers if isinstance(one, AttentionMap)]
+            return rows, list(range(len(rows)))
+        groups = group_stackable(calls)
+        found = [self._read_rows([calls[place] for place in group]) for group in groups]
+        return found, [place for group in groups for place in group]
 
-_ASSISTED = "assisted generation cannot be followed: leave out its assistant or prompt lookup"
+
+_ASSISTED = "assisted generation is not supported: remove the assistant or prompt lookup"
 
 
-def _refuse(model: nn.Module, keys: Keys | None, arguments: dict[str, Any]) -> None:
-    """Say no to what cannot be followed token by token, before anything runs."""
+def _check_arguments(model: nn.Module, keys: Keys | None, arguments: dict[str, Any]) -> None:
+    """Raise for unsupported arguments before the model runs."""
     if isinstance(keys, str):
-        raise TypeError(f"keys are positions: give layout_of(...).find({keys!r}), a span")
+        raise TypeError(f"keys must be positions: use the span layout_of(...).find({keys!r})")
     if isinstance(keys, Tensor) and not any(isinstance(one, Tensor) for one in arguments.values()):
         raise TypeError(
-            "name what the model reads: generate(model, input_ids=...); second are keys"
+            "the second argument is keys; pass inputs by name: generate(model, input_ids=...)"
         )
     if isinstance(keys, slice) and (keys.stop is None or min(keys.start or 0, keys.stop) < 0):
-        raise ValueError("a slice of keys counts from the first and says where it stops")
+        raise ValueError(f"a slice of keys needs a stop and no negative positions, got {keys}")
     for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit"):
-        if _setting(model, arguments, name) is not None:
+        if _generation_setting(model, arguments, name) is not None:
             raise ValueError(f"{name} is set, but {_ASSISTED}")
     if arguments.get("custom_generate") is not None:
-        raise ValueError("custom_generate was given, and its steps are not known; leave it out")
+        raise ValueError("custom_generate is not supported; remove it")
 
 
-def _setting(model: nn.Module, arguments: dict[str, Any], name: str) -> Any:
-    """A setting as `generate` finds it: in its arguments, their config, or the model's."""
+def _generation_setting(model: nn.Module, arguments: dict[str, Any], name: str) -> Any:
+    """Return a setting from the arguments, their generation config, or that of the model."""
     if name in arguments:
         return arguments[name]
     given = getattr(arguments.get("generation_config"), name, None)
@@ -271,10 +342,10 @@ def _setting(model: nn.Module, arguments: dict[str, Any], name: str) -> Any:
     )
 
 
-def _needed(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with what is needed to follow them: beams told, and no step compiled.
+def _with_required_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Add the settings needed here: return beam indices, and do not compile the steps.
 
-    A compiled step has no moment at which its row could be read.
+    The row of a compiled step could not be read.
     """
     settings = {"return_dict_in_generate": True, "disable_compile": True}
     config = arguments.get("generation_config")
@@ -285,29 +356,41 @@ def _needed(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"generation_config": config}
 
 
-def _itself(call: Call) -> bool:
-    """Calls that look at the sequence they are part of."""
+def _holds_keys(cache: Any) -> bool:
+    """Return whether the keys of a pass stay in memory anyway, until its end.
+
+    Offloaded layers leave the device when they have attended, and quantized ones are unpacked for
+    one layer: to keep their keys would keep the whole cache.
+    """
+    parts = [
+        getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")
+    ]
+    layers = [layer for one in (cache, *parts) for layer in getattr(one, "layers", ())]
+    offloads = any(getattr(one, "offloading", False) for one in (cache, *parts))
+    return not offloads and not any(hasattr(layer, "nbits") for layer in layers)
+
+
+def _is_self_attention(call: Call) -> bool:
     return not call.cross
 
 
-def _across(call: Call) -> bool:
-    """Calls that look at another sequence, such as the encoder's."""
+def _is_cross_attention(call: Call) -> bool:
     return call.cross
 
 
-def _any(call: Call) -> bool:
+def _accept_all(call: Call) -> bool:
     return True
 
 
-def _cached(call: Call) -> bool:
-    """Calls of a model's writing part: what reads a cache knows its number in it.
+def _uses_cache(call: Call) -> bool:
+    """Return whether a call belongs to the decoder: modules that use a cache have a `layer_idx`.
 
-    The towers that turn an image into tokens run in the first pass too, and have none.
+    Image encoders run in the first pass too, and have none.
     """
     return getattr(call.module, "layer_idx", None) is not None
 
 
-def _ends(model: nn.Module, arguments: dict[str, Any]) -> Int[Tensor, " e"]:
-    """The tokens that end a sequence."""
-    ends = _setting(model, arguments, "eos_token_id")
+def _end_tokens(model: nn.Module, arguments: dict[str, Any]) -> Int[Tensor, " e"]:
+    """Return the end-of-sequence token ids."""
+    ends = _generation_setting(model, arguments, "eos_token_id")
     return torch.as_tensor([] if ends is None else ends, dtype=torch.long).reshape(-1)

@@ -1,12 +1,12 @@
-"""The commands. What can be wrong with a command line is found before anything heavy is imported.
+"""The command line. Arguments are checked before heavy packages are imported.
 
-Exit codes: 0 done, 2 bad input, 1 failed work, 130 and 143 stopped by a signal. What goes wrong is
-said in one sentence on stderr; OVERT_TRACEBACK=1 adds where it happened.
+Exit codes: 0 success, 2 bad input, 1 failure, 130 and 143 stopped by a signal. Errors are printed
+as one line on stderr; OVERT_TRACEBACK=1 adds a traceback.
 """
 
 from overt.cli.commands import app, main
 from overt.cli.data import data_app
-from overt.cli.ending import ended
-from overt.cli.printing import listed
+from overt.cli.exit_codes import report_error
+from overt.cli.output import list_text
 
-__all__ = ["app", "data_app", "ended", "listed", "main"]
+__all__ = ["app", "data_app", "list_text", "main", "report_error"]

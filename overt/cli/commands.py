@@ -1,13 +1,13 @@
-"""Each command of `overt`, and how a command line is run."""
+"""The commands of `overt`."""
 
 import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from overt.cli.arguments import (
     Context,
     Data,
     Device,
+    Recipes,
     Resume,
     Rows,
     Seed,
@@ -25,33 +26,36 @@ from overt.cli.arguments import (
     complete_recipe,
     complete_table,
     examples,
-    first_process,
-    folder_of_run,
-    named,
-    one_process,
+    is_given,
+    is_main_process,
+    parse_run_folder,
+    require_name,
+    require_single_process,
     split_values,
 )
 from overt.cli.data import data_app
-from overt.cli.ending import ended
-from overt.cli.printing import (
-    Line,
-    plain,
+from overt.cli.exit_codes import report_error
+from overt.cli.output import (
+    ProgressLine,
+    announce,
+    is_plain,
     print_table,
     say,
+    show,
     show_list,
     show_model,
     show_recipe,
     show_results,
     show_rows,
 )
-from overt.errors import BadInput, Damaged, Failed
+from overt.errors import CorruptFileError, RunError, UserError, print_to_stderr
 
-PATHS = {"--out", "--data", "--maps", "--images", "--vocabulary"}  # options that name one
+PATH_OPTIONS = {"--out", "--data", "--maps", "--images", "--vocabulary", "--reuse"}
 app = typer.Typer(
     name="overt",
-    help="Attention you can see and test: learned, supervised, hard, aligned, measured, visible.",
+    help="Capture, supervise, measure and visualize attention.",
     pretty_exceptions_enable=False,
-    rich_markup_mode=None if plain() else "markdown",
+    rich_markup_mode=None if is_plain() else "markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_app, name="data")
@@ -81,29 +85,40 @@ def _start(
 def list_(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A recipe or a table.", autocompletion=complete_listed),
+        typer.Argument(
+            metavar="NAME",
+            help="A recipe or a table, or FILE.py:NAME.",
+            autocompletion=complete_listed,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """List recipes and tables, or show one with its settings.
 
-    A recipe is the settings of one training under a name; a table is several of them, its rows.
+    A recipe is a named experiment with its settings; a table compares several of them.
     """
-    from overt.recipes import find, listing, recipes, settings
-    from overt.recipes.tables import tables
+    import inspect
 
+    from overt.experiments import settings
+    from overt.experiments.recipe_file import is_recipe_file
+    from overt.papers.catalog import find_recipe, listing, recipes, tables
+
+    if name is not None and is_recipe_file(name):
+        _announce_import(name)
+        _list_file(name, as_json)
+        return
     known = list({**recipes(), **tables()})  # some tables have the name of a recipe
     if name is not None and name not in known:
-        offered = settings.offer(name, known)
-        raise BadInput(f"there is no recipe or table {name[:60]!r}; {offered}.")
+        suggestion = settings.suggest_names(name, known)
+        raise UserError(f"unknown recipe or table {name[:60]!r}; {suggestion}")
     table = tables().get(name) if name is not None else None
     alone = table is not None and name not in recipes()
-    chosen = None if name is None or alone else find(name)
+    chosen = None if name is None or alone else find_recipe(name)
     if as_json:
         print(json.dumps(listing(name), indent=2))
         return
     if chosen is not None:
-        show_recipe(chosen)
+        show_recipe(chosen, inspect.getdoc(recipes()[chosen.name]) or "")
     if table is not None:
         print(end="" if alone else "\n")
         show_rows(table)
@@ -111,75 +126,124 @@ def list_(
         show_list()
 
 
+def _announce_import(word: str | None) -> None:
+    """Announce the import of a Python file, which may import PyTorch."""
+    from overt.experiments.recipe_file import is_recipe_file
+
+    if word is not None and is_recipe_file(word):
+        announce(f"importing {word} ...")
+
+
+def _list_file(word: str, as_json: bool) -> None:
+    """Show the recipe or the table of a Python file."""
+    from overt.experiments.recipe_file import load_recipe_file
+    from overt.experiments.table import TableSpec
+    from overt.papers.catalog import describe_recipe, describe_table, recipes
+
+    file = load_recipe_file(word, recipes())
+    found = file.found
+    if as_json:
+        of_recipes = [describe_recipe(one) for one in file.recipes().values()]
+        of_tables = [describe_table(found)] if isinstance(found, TableSpec) else []
+        print(json.dumps({"recipes": of_recipes, "tables": of_tables}, indent=2))
+    elif isinstance(found, TableSpec):
+        show_rows(found)
+    else:
+        show_recipe(found, file.doc)
+
+
 @app.command(
     epilog=examples(
         "overt run scenes-soft --out runs/soft",
         "overt run scenes-truth --out runs/truth --set supervise.weight=2 --seed 1",
-        "overt run scenes-soft --out runs/soft --resume",
+        "overt run --out runs/truth --resume",
+        "overt run mine.py:experiment --out runs/mine",
     )
 )
 def run(
     context: Context,
+    out: Annotated[Path, typer.Option(help="Folder of the run; created if it does not exist.")],
     recipe: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="RECIPE",
-            help="Its name; `overt list` has them all.",
+            help="Name of the recipe, see `overt list`, or FILE.py:NAME for one of your own; "
+            "with --resume that of the run by default.",
             autocompletion=complete_recipe,
         ),
-    ],
-    out: Annotated[Path, typer.Option(help="The folder of the run; made if it is not there.")],
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     data: Data = None,
     sets: Sets = None,
     resume: Resume = False,
     title: Annotated[
-        str | None, typer.Option(help="What tables and pages call the run; its recipe's name.")
+        str | None,
+        typer.Option(help="Name of the run in tables and reports; the recipe's name by default."),
     ] = None,
 ) -> None:
-    """Train and measure one recipe.
+    """Train and evaluate a recipe.
 
-    Writes results.json, samples.npz, checkpoints, the model and report.html into --out.
+    Writes results.json, samples.npz, checkpoints, the model and report.html to --out. With
+    --resume, recipe, settings and seed are those of the run.
     """
-    from overt import files
-    from overt.recipes import checks, find, folder, settings
+    from overt import io
+    from overt.experiments import preflight, run_folder, settings
+    from overt.experiments.recipe_file import file_errors
+    from overt.papers.catalog import recipes, resolve_recipe
 
-    made = settings.apply(find(recipe), sets or [])
-    checks.device(device)
-    root = checks.data_root(data)
-    if first_process():
-        held = folder.claim(out, made, seed, resume=resume)
-        if held is not None and held.done:
-            files.verify(out)
-            show_results(held.results)
-            print(f"\n{out} already holds {held}, and it is whole; nothing was run.")
+    _announce_import(recipe)
+    existing = run_folder.read_run(run_folder.check_folder_path(out)) if resume else None
+    if recipe is None:
+        recipe = run_folder.recipe_name(existing, out, recipes())
+    chosen, file = resolve_recipe(recipe)
+    if existing is None or existing.results["recipe"] != chosen.name:
+        chosen = settings.apply(chosen, sets or [])
+    else:
+        chosen = existing.restore(chosen, sets or [])
+        if not is_given(context, "seed"):
+            seed = int(existing.results["seed"])
+    preflight.check_device(device)
+    root = preflight.resolve_data_root(data)
+    if is_main_process():
+        existing = run_folder.check_claim(out, chosen, seed, resume=resume)
+        if existing is not None and existing.is_finished:
+            io.verify(out)
+            show_results(existing.results)
+            show(f"\n{out} already has {existing}, and its files are intact; nothing was run.")
             return
-        checks.data(made, root)
-        folder.try_writing(out)
+        preflight.check_dataset(chosen, root)
+        run_folder.check_writable(out)
+        announce(f"running {chosen.name} in {out}: loading PyTorch and the data ...")
 
-    from overt.recipes import running
+    from overt.experiments import runner
+    from overt.papers.catalog import build
 
-    results = running.run(
-        made,
-        out,
-        seed=seed,
-        device=device,
-        data_root=root,
-        resume=resume,
-        command=command_line(context),
-        title=title,
-    )
-    if first_process():
+    with file_errors(None if file is None else file.path):
+        results = runner.run(
+            chosen,
+            out,
+            build,
+            seed=seed,
+            device=device,
+            data_root=root,
+            resume=resume,
+            command=command_line(context),
+            title=title,
+        )
+    if is_main_process():
         show_results(results)
-        print(f"\nEverything is in {out}; open {out / 'report.html'} in a browser.")
+        show(f"\nWrote {out}; open {out / 'report.html'} in a browser.")
 
 
 @app.command(
     epilog=examples(
         "overt table scenes --out runs/scenes --seeds 3",
         "overt table ssa-1 --out runs/ssa-1 --rows none,mse --seeds 1 --data DATA",
+        "overt table scenes --out runs/scenes --seeds 5 --first-seed 20",
         "overt table scenes --out runs/scenes --jobs 4 --resume",
+        'overt table scenes --out runs/scenes --jobs 16 --launcher "srun -n1 --gpus=1 --exclusive"',
+        "overt table mine.py:table --out runs/mine --jobs 2",
     )
 )
 def table(
@@ -188,101 +252,141 @@ def table(
         str,
         typer.Argument(
             metavar="TABLE",
-            help="Its name; `overt list` has them all.",
+            help="Name of the table, see `overt list`, or FILE.py:NAME for one of your own.",
             autocompletion=complete_table,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the table, with a folder a run.")],
+    out: Annotated[Path, typer.Option(help="Folder of the table, with one folder per run.")],
     rows: Rows = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds a row.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds per row.")] = 3,
+    first_seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**32 - 1000, help="The first seed; the others follow it."),
+    ] = 0,
     device: Device = "auto",
     data: Data = None,
     sets: Sets = None,
     resume: Resume = False,
     jobs: Annotated[
         int,
-        typer.Option(min=1, max=256, help="How many runs at a time, each in its own process."),
+        typer.Option(min=1, max=256, help="Number of runs at a time, each in its own process."),
     ] = 1,
+    launcher: Annotated[
+        str,
+        typer.Option(
+            help="Command that starts each of these processes on another machine, such as "
+            "`srun -n1 --gpus=1 --exclusive`; the machines share --out and --data."
+        ),
+    ] = "",
+    reuse: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of earlier results to reuse, as TABLE/ROW/seed-N; ./results or "
+            "./benchmarks by default, if it exists."
+        ),
+    ] = None,
 ) -> None:
-    """Run what is missing of a table, and print it beside the paper.
+    """Run the missing rows of a table and print it with the paper.
 
-    Rows that are finished are kept as they are, so a table can be filled bit by bit.
+    Finished runs are not repeated, so a table can be completed in several calls.
     """
-    from overt.recipes import checks
-    from overt.recipes.comparison import as_text
-    from overt.recipes.tables import find, pick, run_table
+    from overt.experiments import preflight
+    from overt.experiments.table import as_text, table_notes
+    from overt.experiments.table_runner import default_reuse, run_table, select_rows
+    from overt.experiments.workers import split_launcher
+    from overt.papers.catalog import build, resolve_table
 
-    wanted = find(name)
-    chosen = pick(wanted, split_values(rows, "--rows"))
-    checks.device(device)
-    root = checks.data_root(data)
-    one_process("table")
+    _announce_import(name)
+    spec, file = resolve_table(name)
+    chosen = select_rows(spec, split_values(rows, "--rows"))
+    starter = split_launcher(launcher)
+    # The device is one of the machines that the launcher chooses, not of this one.
+    (preflight.check_device_name if starter else preflight.check_device)(device)
+    root = preflight.resolve_data_root(data)
+    require_single_process("table")
+    if reuse is not None and not reuse.is_dir():
+        raise UserError(f"--reuse must be an existing folder, got {str(reuse)!r}.")
+    span = f"{seeds} seeds from {first_seed}" if first_seed else f"{seeds} seeds"
+    announce(f"running {spec.name} in {out}: {len(chosen)} rows, {span} ...")
     filled = run_table(
-        wanted,
+        spec,
         out,
+        build,
         rows=[row.label for row in chosen],
         seeds=seeds,
+        first_seed=first_seed,
         device=device,
         data_root=root,
         sets=sets or [],
         resume=resume,
         command=command_line(context),
         jobs=jobs,
+        launcher=starter,
         say=say,
+        reuse=reuse if reuse is not None else default_reuse(),
+        file=file,
     )
     print()
-    print_table(f"{wanted.name}: {wanted.about}", *as_text(filled))
-    print(f"\nmean ± standard deviation over seeds; written to {out / wanted.stem}.md.")
+    print_table(f"{spec.name}: {spec.about}", *as_text(filled))
+    show(f"\nMean ± standard deviation over seeds; written to {out / spec.stem}.md.")
+    for note in table_notes(filled):
+        show(note)
     if filled.failures:
         first = filled.failures[0]
-        raise Failed(
-            f"{len(filled.failures)} of {len(filled.entries)} runs failed, the first of them "
-            f"{first.row} with seed {first.seed}: {first.error.rstrip('.')}; the others are kept, "
-            "and the same command with --resume tries again."
+        raise RunError(
+            f"{len(filled.failures)} of {len(filled.runs)} runs failed, first {first.row} with "
+            f"seed {first.seed}: {first.error.rstrip('.')}; the other runs are kept, and the same "
+            "command with --resume tries again."
         )
 
 
 @app.command(epilog=examples("overt demo", "overt demo --rows soft-attention --out runs/one"))
 def demo(
     context: Context,
-    out: Annotated[Path, typer.Option(help="The folder of the demo.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the demo.")] = Path("runs/demo"),
     rows: Rows = None,
     seed: Seed = 0,
     device: Device = "auto",
     data: Data = None,
 ) -> None:
-    """Train four small models and show where they look.
+    """Train the methods of five papers beside their controls.
 
-    With and without attention, on questions about drawn scenes; some minutes on two cores.
+    Small models on synthetic images, a few minutes on two cores; then a page shows where they
+    attend.
     """
-    from overt.recipes import checks, folder
-    from overt.recipes import demo as showing
+    from overt.experiments import preflight, run_folder
+    from overt.papers import demo as demo_module
 
-    wanted = showing.pick(split_values(rows, "--rows"))
-    checks.device(device)
-    root = checks.data_root(data)
-    one_process("demo")
-    folder.usable(out)
-    folder.try_writing(out)
-    results = showing.run_demo(out, wanted, seed=seed, device=device, data_root=root, say=say)
-
-    from overt.show.table import columns
-
-    made = columns(results)
-    header = ["row", *(f"{one.title} {one.arrow}".rstrip() for one in made)]
-    lines = []
-    for number, one in enumerate(results):
-        cells = [column.cells[number] for column in made]
-        lines.append([str(one.get("title") or one["recipe"]), *(cell.text for cell in cells)])
+    chosen = demo_module.select_rows(split_values(rows, "--rows"))
+    preflight.check_device(device)
+    root = preflight.resolve_data_root(data)
+    require_single_process("demo")
+    run_folder.refuse_run_folder(run_folder.check_folder_path(out))
+    run_folder.check_writable(out)
+    announce(f"running the demo in {out}: loading PyTorch, then generating images ...")
+    results = demo_module.run_demo(out, chosen, seed=seed, device=device, data_root=root, say=say)
     print()
-    print_table(f"The demo, seed {seed}", header, lines)
-    page = out / "report.html"
+    header, *lines = demo_module.comparison_table(out, chosen) or _metric_table(results)
+    print_table(f"The demo, seed {seed}: one seed is an illustration", header, lines)
+    report_page = out / "report.html"
     print(
-        f"\nLook at {page}: the same questions side by side, and where each model looked."
-        f"\nNext: `overt serve {out}` opens a page to ask them yourself; `overt list` shows all"
-        "\nrecipes, `overt run scenes-soft --out runs/soft` trains longer, and `overt look MODEL"
-        "\nINPUT` shows where a model of yours looks."
+        f"\nOpen {report_page} in a browser: the same images with and without each method."
+        f"\nNext: `overt serve {out}` serves the models for your own input, `overt list` shows"
+        "\nall recipes, `overt run scenes-soft --out runs/soft` trains longer, and"
+        "\n`overt look MODEL INPUT` shows the attention of your own model."
     )
+
+
+def _metric_table(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a header and a line of metrics for each run."""
+    from overt.viz.results_table import result_columns
+
+    columns = result_columns(results)
+    lines = [["row", *(f"{one.title} {one.arrow}".rstrip() for one in columns)]]
+    for number, one in enumerate(results):
+        cells = [column.cells[number] for column in columns]
+        lines.append([str(one.get("title") or one["recipe"]), *(cell.text for cell in cells)])
+    return lines
 
 
 @app.command(
@@ -290,33 +394,40 @@ def demo(
 )
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders of runs.", parser=folder_of_run)
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            help="Folders of runs, or folders that contain runs.",
+            parser=parse_run_folder,
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
     samples: Annotated[
-        int, typer.Option(min=1, max=1000, help="How many samples at most are shown.")
+        int, typer.Option(min=1, max=1000, help="Maximum number of samples to show.")
     ] = 64,
 ) -> None:
-    """Write a page about a run, or about several compared.
+    """Write a report of a run, or a comparison of several.
 
-    Runs are compared on the same samples. A folder of runs stands for all that are in it.
+    Runs are compared on the same samples.
     """
-    from overt import files
-    from overt.recipes import folder
+    from overt.experiments import run_folder
 
-    found = [one for path in runs for one in folder.runs_below(path)]
-    target = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
-    folder.usable(target.parent)
-    if (target.parent / files.MANIFEST).exists():
-        raise BadInput(f"{target} would change a finished run; choose another place with --out.")
+    found = [one for path in runs for one in run_folder.find_runs(path)]
+    is_page = out.suffix.lower() in (".html", ".htm")
+    if out.suffix[1:].isalpha() and not is_page and not out.is_dir():
+        raise UserError(f"Unsupported format {out.suffix!r} of {out}: use .html, or a folder.")
+    target = out if is_page else out / "report.html"
+    run_folder.check_output_file(out, target)
+    announce(f"writing a report of {len(found)} runs ...")
 
-    from overt.show import page
+    from overt.viz import report_page
 
-    print(page.report(target, found, samples))
+    show(str(report_page.write_report(target, found, samples)))
 
 
 @app.command(
     epilog=examples(
+        "overt look overt:hard-attention",
         "overt look hf:google/vit-base-patch16-224 photo.jpg",
         "overt look timm:vit_base_patch16_224 photo.jpg --map relevance --out view.png",
         "overt look hf:openai-community/gpt2 'the cat sat' --layer 3 --query sat",
@@ -324,51 +435,70 @@ def report(
 )
 def look(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A run, a model's folder, hf:NAME or timm:NAME.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A run, a model folder, hf:NAME, timm:NAME or overt:NAME."
+        ),
     ],
     inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="INPUT", help="A picture, a text in quotes, or one of each."),
-    ],
+        list[str] | None,
+        typer.Argument(metavar="INPUT", help="An image, a text in quotes, or one of each."),
+    ] = None,
     out: Annotated[
-        Path, typer.Option(help="The view to write: .html to look around in, .png or .svg.")
+        Path, typer.Option(help="File to write: interactive .html, .png or .svg.")
     ] = Path("look.html"),
     layer: Annotated[
-        str | None, typer.Option(help="A layer by number or by the name of its module; the last.")
+        str | None, typer.Option(help="Layer, by number or module name; the last by default.")
     ] = None,
-    head: Annotated[int | None, typer.Option(help="A head by number; the mean of all.")] = None,
+    head: Annotated[
+        int | None, typer.Option(help="Head, by number; the mean of all heads by default.")
+    ] = None,
     query: Annotated[
         str | None,
-        typer.Option(help="What looks: a word, 'class', a position, or 'mean' of all."),
+        typer.Option(help="Query: a word, 'class', a position, or 'mean' of all."),
     ] = None,
     way: Annotated[
         str,
         typer.Option(
             "--map",
-            help="raw: weights of a layer; values: times the length of what they carry; gradient: "
-            "times what raises the answer; rollout, relevance: through all layers; search, "
-            "of a run: attention on the masked input that it is surest on.",
+            help="attention: weights of a layer; values: weights times value norms; gradient: "
+            "weights times their gradient; rollout, relevance: through all layers; search (runs "
+            "only): attention on the masked input with the highest confidence.",
         ),
-    ] = "raw",
+    ] = "attention",
+    deletion: Annotated[
+        bool,
+        typer.Option(
+            "--deletion",
+            help="For the words of a written answer: is a word less probable without the cells of "
+            "its map than without random cells? Runs the model once per word, and ten times.",
+        ),
+    ] = False,
+    recipe: Recipes = None,
     device: Device = "cpu",
 ) -> None:
-    """Show where a model looks: in a picture, a text, or both."""
-    from overt.recipes import checks, folder, looking
+    """Show where a model attends: in an image, a text, or both."""
+    from overt.experiments import preflight, run_folder
+    from overt.inspect import look as look_module
+    from overt.papers.catalog import load_recipe_files
 
-    named(model, "model")
-    wish = looking.Wish(layer, head, query, way)
-    looking.check(out, inputs, wish)
-    checks.device(device)
-    folder.usable(out.parent)
-    viewed = looking.look(model, inputs, out, wish, device, say)
+    require_name(model, "model")
+    options = look_module.ViewOptions(layer, head, query, way, deletion=deletion)
+    given = inputs or []
+    look_module.check_request(out, given, options, has_example=model.startswith("overt:"))
+    preflight.check_device(device)
+    run_folder.check_output_file(out)
+    announce(f"loading {model} ...")
+    files, root = load_recipe_files(recipe or []), preflight.resolve_data_root(None)
+    viewed = look_module.look(model, given, out, options, device, say, files, root)
     lines = [
-        [one.title, str(len(one.layers)), str(one.heads), looking.summary(one, choice)]
+        [one.title, str(len(one.layers)), str(one.heads), look_module.describe_view(one, choice)]
         for one, choice in zip(viewed.panels, viewed.choices, strict=True)
     ]
-    print_table(viewed.title, ["attention", "layers", "heads", "drawn large"], lines)
+    print_table(viewed.title, ["attention", "layers", "heads", "shown"], lines)
     for note in viewed.notes:
-        print(note)
-    print(f"\nThe view is in {out}.")
+        show(note)
+    show(f"\nWrote {out}.")
 
 
 @app.command(epilog=examples("overt serve", "overt serve runs/demo hf:google/vit-base-patch16-224"))
@@ -377,29 +507,38 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="Runs, folders of runs or models, as `overt look` takes them; else runs/demo.",
+            help="Runs, folders of runs, or models as for `overt look`; by default runs/demo, or "
+            "else the installed models.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen at; as it is, only this machine can ask.")
+        str, typer.Option(help="Address to listen on; by default only this machine can connect.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port; 0 takes one that is free.")
-    ] = 8642,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 8642,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Another host name of the server, such as that of a proxy."
+        ),
+    ] = None,
+    recipe: Recipes = None,
     device: Device = "cpu",
 ) -> None:
-    """Open a page to ask models where they look.
+    """Serve models on a local page that shows where they attend.
 
-    Words and parts of the picture can be taken away there, to see what changes.
+    Words and parts of the image can be removed to see how the answer changes.
     """
-    from overt.recipes import checks
+    from overt.experiments import preflight
+    from overt.papers.catalog import load_recipe_files
 
     for model in models or []:
-        named(model, "model")
-    checks.device(device)
-    from overt.serve.running import serve as run
+        require_name(model, "model")
+    preflight.check_device(device)
+    announce(f"loading {', '.join(models or ['small models of the five papers'])} ...")
+    files, root = load_recipe_files(recipe or []), preflight.resolve_data_root(None)
+    from overt.inspect.server.run_server import serve as run
 
-    run(models or [], host, port, device, say)
+    run(models or [], host, port, device, say, allow_host or [], files, root)
 
 
 @app.command(
@@ -407,6 +546,7 @@ def serve(
         "overt measure runs/demo/soft-attention",
         "overt measure hf:google/vit-base-patch16-224 osie --data DATA --limit 100",
         "overt measure runs/soft --compare runs/truth --out both",
+        "overt measure MODEL photos --method rollout,gradcam,ig",
         "overt measure --list",
     )
 )
@@ -416,14 +556,14 @@ def measure(
         str | None,
         typer.Argument(
             metavar="MODEL_OR_RUN",
-            help="A run, a model's folder, hf:NAME, timm:NAME, or maps: an .npz, a folder of PNGs.",
+            help="A run, a model folder, hf:NAME, timm:NAME, or maps: an .npz or a folder of PNGs.",
         ),
     ] = None,
     data_set: Annotated[
         str | None,
         typer.Argument(
             metavar="DATA",
-            help="A data set, NAME or NAME:SPLIT, or a folder of photos; of a run, its own test.",
+            help="Dataset as NAME or NAME:SPLIT, or a folder of photos; runs have test data.",
             autocompletion=complete_data,
         ),
     ] = None,
@@ -432,125 +572,303 @@ def measure(
     ] = None,
     maps: Annotated[
         Path | None,
-        typer.Option(help="Maps of somebody else too: an .npz, an array under each id, or PNGs."),
+        typer.Option(
+            help="Additional maps: an .npz with one array per sample id, or a folder of PNGs."
+        ),
     ] = None,
     measures: Annotated[
         list[str] | None,
-        typer.Option(help="Only these: repeat it, or put commas between; `all` takes every one."),
+        typer.Option(help="Only these metrics: comma-separated or repeated; `all` for every one."),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also score maps of these methods, comma-separated: attention, values, rollout, "
+            "relevance, gradcam, gradcam++, hirescam, layercam, saliency, inputxgradient, "
+            "smoothgrad, vargrad, ig, deeplift, occlusion, rise, shap, lime."
+        ),
     ] = None,
     over: Annotated[
-        str | None, typer.Option(help="What is judged, image or text; else what the truth is of.")
+        str | None,
+        typer.Option(help="Evaluate the map over image or text; that of the target by default."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many items.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Only the first items, this many; an item may be several samples, as an image "
+            "with all of its questions.",
+        ),
+    ] = None,
     out: Annotated[
-        Path, typer.Option(help="The folder of the scorecard; the same command goes on there.")
+        Path, typer.Option(help="Folder of the scorecard; the same command continues there.")
     ] = Path("scorecard"),
-    portion: Annotated[int, typer.Option(min=1, max=4096, help="Items at a time.")] = 16,
+    portion: Annotated[int, typer.Option(min=1, max=4096, help="Items per batch.")] = 16,
     listed: Annotated[
-        bool, typer.Option("--list", help="List all measures and what they cannot say.")
+        bool, typer.Option("--list", help="List all metrics and their limits.")
     ] = False,
+    recipe: Recipes = None,
     seed: Seed = 0,
     device: Device = "cpu",
     data: Data = None,
 ) -> None:
-    """Score attention beside controls, and beside people.
+    """Score attention maps beside control maps and human maps.
 
-    By agreement with what people marked, by what removing parts does, and beside maps that know
-    nothing. The same command goes on where it was stopped.
+    Metrics of agreement with annotations and of the effect of removing parts. The same command
+    continues where it was stopped.
     """
-    from overt.recipes import checks, measuring
+    from overt.experiments import preflight
+    from overt.inspect import measure as measure_module
+    from overt.papers.catalog import load_recipe_files
 
     if listed:
-        header = ["measure", "better", "range", "unit", "needs", "what it cannot say"]
-        print_table("Measures", header, measuring.listing())
+        header = ["metric", "measures", "better", "range", "unit", "needs", "cannot show"]
+        print_table("Metrics", header, measure_module.list_metrics())
         return
     if model is None:
-        raise BadInput("name what to measure: a run, a model or maps; `overt measure --help`.")
-    for word, what in ((model, "model or run"), (data_set, "data set"), (compare, "other model")):
+        raise UserError("overt measure needs a run, a model or maps; see `overt measure --help`.")
+    for word, what in ((model, "model or run"), (data_set, "dataset"), (compare, "other model")):
         if word is not None:
-            named(word, what)
+            require_name(word, what)
     chosen = tuple(split_values(measures, "--measures")) or None
-    wish = measuring.Wish(model, data_set, chosen, maps, over, limit, seed, portion)
-    measuring.check(wish, out, compare)
-    checks.device(device)
-    root = checks.data_root(data)
-    card, other = measuring.run(wish, compare, out, root, device, command_line(context), say, Line)
-    if not first_process():
+    files = load_recipe_files(recipe or [])
+    request = measure_module.MeasureRequest(
+        model,
+        data_set,
+        chosen,
+        maps,
+        over,
+        limit,
+        seed,
+        portion,
+        files,
+        tuple(split_values(method, "--method")),
+    )
+    measure_module.check_request(request, out, compare)
+    announce(f"loading {model} ...")
+    preflight.check_device(device)
+    root = preflight.resolve_data_root(data)
+    card, other = measure_module.run_measure(
+        request, compare, out, root, device, command_line(context), say, ProgressLine
+    )
+    if not is_main_process():
         return
     print_table(card.title, *card.table())
     for note in card.notes():
-        print(note)
+        show(note)
     if other is not None:
         print()
         gaps = card.compare(other)
-        print_table(f"{card.name} less {other.name}", *measuring.differences(gaps))
+        print_table(f"{card.name} minus {other.name}", *measure_module.difference_table(gaps))
         if left_out := card.not_compared(other):
-            print(left_out)
-    print(f"\nEverything is in {out}; open {out / measuring.PAGE} in a browser.")
+            show(left_out)
+    show(f"\nWrote {out}; open {out / measure_module.PAGE_FILE} in a browser.")
 
 
 @app.command(
     epilog=examples(
-        "overt doctor", "overt doctor hf:openai-community/gpt2", "overt doctor --repair runs/soft"
+        "overt bench --model runs/demo/soft-attention --limit 20",
+        "overt bench --model vit=hf:google/vit-base-patch16-224 --on photos --method rollout,ig",
+        "overt bench --model VQA=runs/vqa-0 --model VQA=runs/vqa-1 --jobs 2 --out bench",
+        "overt bench --model mine.py:model --on mine.py:data --maps my-maps",
+    )
+)
+def bench(
+    context: Context,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A model as for `overt measure`, or FILE.py:NAME, a function that returns a "
+            "module of batches; NAME=MODEL sets its name. Repeat for several. Models with one "
+            "name are runs of one model with different seeds.",
+        ),
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A dataset as for `overt measure`, or FILE.py:NAME; repeat for several. By "
+            "default the test set of a run.",
+            autocompletion=complete_data,
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Methods as for `overt measure`, comma-separated; by default all that apply."
+        ),
+    ] = None,
+    measures: Annotated[
+        list[str] | None,
+        typer.Option(help="Metrics as for `overt measure`, comma-separated or repeated."),
+    ] = None,
+    maps: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Submitted maps of a further method: a folder with maps.npz or PNG images, and "
+            "maps.json; or an .npz. Repeat for several."
+        ),
+    ] = None,
+    over: Annotated[
+        str | None,
+        typer.Option(help="Evaluate maps over image or text; that of the target by default."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first items of each dataset, this many.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the results; the same command continues there.")
+    ] = Path("bench"),
+    portion: Annotated[int, typer.Option(min=1, max=4096, help="Items per batch.")] = 8,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Processes on this machine; `torchrun` divides the models over several machines.",
+        ),
+    ] = 1,
+    recipe: Recipes = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    data: Data = None,
+) -> None:
+    """Rank explanation methods by metrics, and say which to trust.
+
+    Every method beside control maps and the target, with intervals and sets of ranks. The same
+    command continues where it was stopped.
+    """
+    from overt.experiments import preflight, run_folder
+    from overt.inspect import benchmark
+    from overt.papers.catalog import load_recipe_files
+
+    for word in (*(model or []), *(on or [])):
+        require_name(word, "model or dataset")
+    run_folder.check_folder_path(out)
+    request = benchmark.BenchmarkRequest(
+        tuple(model or ()),
+        tuple(on or ()),
+        tuple(split_values(method, "--method")),
+        tuple(split_values(measures, "--measures")),
+        tuple(maps or ()),
+        over,
+        limit,
+        seed,
+        portion,
+        load_recipe_files(recipe or []),
+    )
+    benchmark.benchmark_pairs(request)
+    preflight.check_device(device)
+    root = preflight.resolve_data_root(data)
+    announce(f"loading {len(request.models)} models ...")
+    command = " ".join(command_line(context))
+    found = benchmark.run_benchmark(request, out, root, device, jobs, command, say)
+    if found is None:
+        return
+    for title, header, lines in benchmark.standing_tables(found):
+        print_table(title, header, lines)
+    print_table("Metrics", *benchmark.agreement_table(found))
+    show(f"\nWrote {out}; open {out / benchmark.PAGE} in a browser.")
+
+
+@app.command(
+    epilog=examples(
+        "overt doctor",
+        "overt doctor hf:openai-community/gpt2",
+        "overt doctor hf:openai-community/gpt2 --compare --dtype bfloat16",
+        "overt doctor --repair runs/soft",
     )
 )
 def doctor(
     subject: Annotated[
         str | None,
-        typer.Argument(metavar="RUN|MODEL", help="A run's folder, a model's, hf:NAME, timm:NAME."),
+        typer.Argument(metavar="RUN|MODEL", help="A run, a model folder, hf:NAME or timm:NAME."),
     ] = None,
     data: Data = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Set aside what is broken in RUN; without, only look."),
+        typer.Option("--repair", help="Set damaged files of RUN aside; without it, only check."),
     ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Compare outputs, generated tokens and maps of MODEL under eager, sdpa and "
+            "flash-attention.",
+        ),
+    ] = False,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --compare: also in this floating-point type, such as bfloat16; "
+            "comma-separated or repeated."
+        ),
+    ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option("--compile", help="With --compare: also under torch.compile, which is slow."),
+    ] = False,
+    device: Device = "cpu",
 ) -> None:
-    """Check this machine, the folder of a run, or a model.
+    """Check this machine, a run, or a model.
 
-    Of this machine: what is installed and which data sets are here. Of a run: whether it is whole.
-    Of a model: which attention modules it has, and how exactly each of them can be seen.
+    This machine: installed packages and available datasets. A run: whether its files are intact. A
+    model: its attention modules, how exactly each is captured, and with --compare how much its
+    answers and maps depend on the attention implementation.
     """
-    from overt.recipes import checks, opening
-    from overt.recipes import doctor as examine
+    from overt.experiments import preflight
+    from overt.inspect import doctor as doctor_module
+    from overt.inspect import load_model
 
     if subject is not None:
-        named(subject, "run or model")
+        require_name(subject, "run or model")
     if data is not None:
-        checks.data_root(data)
+        preflight.resolve_data_root(data)
+    preflight.check_device_name(device)
+    dtypes = split_values(dtype, "--dtype")
+    if (dtypes or compiled) and not compare:
+        raise UserError(f"{'--dtype' if dtypes else '--compile'} needs --compare.")
+    is_model = subject is not None and load_model.is_model(subject)
+    if compare and (repair or not is_model):
+        raise UserError("--compare needs a model: `overt doctor MODEL --compare`.")
+    announce(f"checking {subject or 'this machine'} ...")
     if repair:
         _repair(subject)
-    elif subject is not None and opening.is_model(subject):
-        show_model(subject)
+    elif subject is not None and is_model:
+        show_model(subject, device, dtypes if compare else None, compiled)
         return
-    findings = examine.machine(data) if subject is None else examine.run_folder(Path(subject))
+    if subject is None:
+        findings = doctor_module.brief_findings(doctor_module.check_machine(data))
+    else:
+        findings = doctor_module.check_run_folder(Path(subject))
     lines = [[one.what, one.found, one.advice] for one in findings]
-    print_table(subject or "This machine", ["what", "found", "to do"], lines)
+    print_table(subject or "This machine", ["check", "result", "advice"], lines)
     for one in findings:
         if one.wrong:
             sentence = f"{one.what}: {one.found} {one.advice}".rstrip()
-            raise Damaged(sentence) if subject is not None else Failed(sentence)
+            raise CorruptFileError(sentence) if subject is not None else RunError(sentence)
 
 
 def _repair(subject: str | None) -> None:
-    """Mend the folder of a run, a line a deed."""
-    from overt.recipes import doctor as examine
-    from overt.recipes.repair import repair
+    """Repair the folder of a run and print what was done."""
+    from overt.experiments.repair import repair
+    from overt.inspect import doctor as doctor_module
 
     if subject is None:
-        raise BadInput("--repair needs the folder of a run: overt doctor --repair RUN.")
-    examine.check_run(Path(subject))
+        raise UserError("--repair needs the folder of a run: `overt doctor --repair RUN`.")
+    doctor_module.require_run(Path(subject))
     for sentence in repair(Path(subject)) or ["nothing to do"]:
-        typer.echo(f"repair: {sentence}")
+        show(f"repair: {sentence}")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; what went wrong is said in one sentence."""
+    """Run a command line and return its exit code; errors are printed as one line."""
     given = list(sys.argv[1:] if args is None else args)
-    # Threads that spin while they wait slow torch tenfold on a machine that has other work to do.
+    _open_streams()
+    # Spinning OpenMP threads make torch ten times slower on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
+            stream.reconfigure(errors="replace")  # do not fail on a terminal without ±
     try:
         code = _invoke(given)
         if sys.stdout is not None:
@@ -558,12 +876,21 @@ def main(args: Sequence[str] | None = None) -> int:
         return code
     except BaseException as error:
         if os.environ.get("OVERT_TRACEBACK") and not isinstance(error, SystemExit):
-            traceback.print_exc()
-        return ended(error)
+            print_to_stderr(traceback.format_exc())
+        return report_error(error, given[0] if given else "")
+
+
+def _open_streams() -> None:
+    """Reopen closed streams (`2>&-`): else a file of a run would become stdout or stderr."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # uses the lowest free descriptor
 
 
 def _invoke(given: list[str]) -> int:
-    if given == ["list"]:  # to read words takes typer longer than all of this
+    if given == ["list"]:  # parsing with typer takes longer than the command
         list_()
         return 0
     command = typer.main.get_command(app)
@@ -574,14 +901,14 @@ def _invoke(given: list[str]) -> int:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None
         raise
-    if result == 130:  # how typer passes Ctrl-C on
+    if result == 130:  # typer's code for Ctrl-C
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 
 def _refuse_empty(given: Sequence[str]) -> None:
-    """An empty path, as of a shell's variable that is not set, would be the folder one is in."""
+    """Raise `UserError` for an empty path, such as from an unset shell variable."""
     for word, after in zip_longest(given, given[1:]):
         option, equals, value = word.partition("=")
-        if option in PATHS and value == "" and (equals or after == ""):
-            raise BadInput(f"{option} is empty; give it a path, `.` for this folder.")
+        if option in PATH_OPTIONS and value == "" and (equals or after == ""):
+            raise UserError(f"{option} is empty: give a path, or `.` for this folder.")

@@ -1,4 +1,4 @@
-"""`overt data`: which data sets are here, what is wrong, how to get one; words of captions."""
+"""`overt data`: list, check and download datasets; vocabularies and n-grams of captions."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from overt.cli.arguments import Context, Data, complete_data
-from overt.cli.printing import Line, print_table
-from overt.errors import BadInput, Damaged
+from overt.cli.output import ProgressLine, print_table, show
+from overt.errors import CorruptFileError, UserError
 
-data_app = typer.Typer(help="Data sets: which are here, what is wrong, how to get one.")
+data_app = typer.Typer(help="List, check and download datasets.")
 
 
 @data_app.callback(invoke_without_command=True)
@@ -22,65 +22,81 @@ def _data(context: Context) -> None:
 
 @data_app.command("list")
 def list_data(data: Data = None) -> None:
-    """Which data sets there are, and which of them are here."""
-    from overt.data import sets
-    from overt.recipes import checks
+    """List datasets and whether they are available."""
+    from overt.data import catalog
+    from overt.experiments import preflight
 
-    root = checks.data_root(data)
-    here = sets.present(root or Path(os.devnull))
+    root = preflight.resolve_data_root(data)
+    here = catalog.available_datasets(root or Path(os.devnull))
     lines = []
-    for each in sets.SETS:
+    for each in catalog.DATASETS:
         found = each.name in here
-        lines.append([each.name, "yes" if found else "no", each.what, "" if found else each.how])
-    where = f"in {root}" if root else "(no folder is named: give --data or set OVERT_DATA)"
-    print_table(f"Data sets {where}", ["name", "here", "what", "how to get it"], lines)
+        lines.append(
+            [
+                each.name,
+                "yes" if found else "no",
+                each.description,
+                "" if found else each.instructions,
+            ]
+        )
+    where = f"in {root}" if root else "(no folder: give --data or set OVERT_DATA)"
+    print_table(f"Datasets {where}", ["name", "available", "description", "how to get it"], lines)
 
 
 @data_app.command("check")
 def check_sets(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="SET", autocompletion=complete_data)
+        list[str] | None,
+        typer.Argument(
+            metavar="SET",
+            help="Names of datasets; all available ones by default.",
+            autocompletion=complete_data,
+        ),
     ] = None,
     data: Data = None,
 ) -> None:
-    """Look through every file of a data set for what is wrong.
+    """Check every file of datasets."""
+    from overt.data import catalog
+    from overt.experiments import preflight
 
-    Without a name, of all that are here.
-    """
-    from overt.data import sets
-    from overt.recipes import checks
-
-    chosen = [sets.find(name).name for name in names or []]
-    root = sets.root_of(checks.data_root(data))
+    chosen = [catalog.find_dataset(name).name for name in names or []]
+    root = catalog.data_root(preflight.resolve_data_root(data))
     if not names:
-        chosen = list(sets.present(root))
+        chosen = list(catalog.available_datasets(root))
     lines, wrong = [], []
     for name in chosen:
-        problems = sets.check(root, name)
+        problems = catalog.check_dataset(root, name)
         wrong += problems
-        lines += [[name, problem] for problem in problems or ["whole"]]
-    print_table(f"Data sets in {root}", ["name", "state"], lines)
+        lines += [[name, problem] for problem in problems or ["intact"]]
+    print_table(f"Datasets in {root}", ["name", "state"], lines)
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise Damaged(f"{wrong[0].rstrip('.')}{more}.")
+        raise CorruptFileError(f"{wrong[0].rstrip('.')}{more}.")
 
 
 @data_app.command("prepare")
 def prepare_sets(
-    names: Annotated[list[str], typer.Argument(metavar="SET", autocompletion=complete_data)],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SET",
+            help="Names of datasets; see `overt data list`.",
+            autocompletion=complete_data,
+        ),
+    ],
     data: Data = None,
 ) -> None:
-    """Download data sets, checked and resumable.
+    """Download datasets and check them.
 
-    One that is here and right is kept.
+    An intact dataset is not downloaded again.
     """
-    from overt.data import sets
-    from overt.recipes import folder
+    from overt.data import catalog
+    from overt.experiments import run_folder
 
-    chosen = [sets.find(name).name for name in names]
-    root = folder.usable(sets.root_of(data))
+    chosen = [catalog.find_dataset(name).name for name in names]
+    root = run_folder.check_folder_path(catalog.data_root(data), "--data" if data else "OVERT_DATA")
     for name in chosen:
-        print(sets.prepare(root, name, Line(name)))
+        show(catalog.prepare_dataset(root, name, ProgressLine(name)))
 
 
 # Captions
@@ -88,93 +104,92 @@ def prepare_sets(
 CaptionFiles = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE", help="Captions: one a line, COCO's annotations, or Karpathy's .json."
+        metavar="FILE", help="Captions: one per line, COCO annotations, or Karpathy's .json."
     ),
 ]
 CaptionSplit = Annotated[
-    str | None, typer.Option(help="train, val or test of Karpathy's files; train if not told.")
+    str | None, typer.Option(help="train, val or test of Karpathy's files; train by default.")
 ]
 CaptionImages = Annotated[
-    Path | None, typer.Option(help="A list of image names, one a line: only their captions.")
+    Path | None, typer.Option(help="File with image names, one per line: use only their captions.")
 ]
 
 
 @data_app.command("vocabulary")
 def build_vocabulary(
     captions: CaptionFiles,
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
     split: CaptionSplit = None,
     images: CaptionImages = None,
-    minimum: Annotated[int, typer.Option(min=1, help="How often a word must be there.")] = 5,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many words.")] = None,
+    minimum: Annotated[
+        int, typer.Option(min=1, help="Minimum number of occurrences of a word.")
+    ] = 5,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of words.")] = None,
     pieces: Annotated[
-        int | None, typer.Option(min=256, help="So many sub-words in the place of words.")
+        int | None, typer.Option(min=256, help="Use this many sub-words instead of words.")
     ] = None,
 ) -> None:
-    """Build a captioner's words, or sub-words, from captions."""
+    """Build the vocabulary of a captioner."""
     if pieces is not None and limit is not None:
-        raise BadInput("--limit is of words and --pieces of sub-words; give one of them.")
-    _readable([*captions, *([] if images is None else [images])])
+        raise UserError("--limit (words) and --pieces (sub-words) cannot be combined: give one.")
+    _require_files([*captions, *([] if images is None else [images])])
 
-    from overt.measure.captions import building
-    from overt.recipes import folder
+    from overt.experiments import run_folder
+    from overt.metrics.captions import caption_corpus
 
-    folder.usable(out)
-    read = building.corpus(captions, split, _lines(images))
-    known: building.Known = (
-        building.words_of_captions(read, minimum, limit)
+    run_folder.check_folder_path(out)
+    read = caption_corpus.read_corpus(captions, split, _lines(images))
+    known: caption_corpus.AnyVocabulary = (
+        caption_corpus.build_vocabulary(read, minimum, limit)
         if pieces is None
-        else building.pieces_of_captions(read, pieces)
+        else caption_corpus.build_subwords(read, pieces)
     )
-    building.write_vocabulary(out, known, read)
+    caption_corpus.write_vocabulary(out, known, read)
     _show_corpus(read.sources)
-    share = building.coverage(read, known)
+    share = caption_corpus.vocabulary_coverage(read, known)
     kind = "words" if pieces is None else "sub-words"
-    print(f"\n{known.size - 5} {kind} cover {100 * share:.2f} % of the captions; kept in {out}.")
+    print(f"\n{known.size - 5} {kind} cover {100 * share:.2f} % of the captions; written to {out}.")
 
 
 @data_app.command("frequencies")
 def count_frequencies(
     captions: CaptionFiles,
     vocabulary: Annotated[
-        Path, typer.Option(help="The vocabulary, from `overt data vocabulary`, that ids are of.")
+        Path, typer.Option(help="Vocabulary of the ids, from `overt data vocabulary`.")
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
     split: CaptionSplit = None,
     images: CaptionImages = None,
 ) -> None:
-    """Count in how many images each n-gram is said.
+    """Count the document frequencies of CIDEr-D."""
+    _require_files([*captions, vocabulary, *([] if images is None else [images])])
 
-    That is how rare it is to CIDEr-D as a reward.
-    """
-    _readable([*captions, vocabulary, *([] if images is None else [images])])
+    from overt.data.vocabulary import load_vocabulary
+    from overt.experiments import run_folder
+    from overt.metrics.captions import caption_corpus
 
-    from overt.data.vocabulary import load_words
-    from overt.measure.captions import building
-    from overt.recipes import folder
-
-    folder.usable(out)
-    known = load_words(vocabulary)
-    read = building.corpus(captions, split, _lines(images))
-    counted = building.frequencies(read, known)
-    building.write_frequencies(out, counted, known, read)
+    run_folder.check_folder_path(out)
+    known = load_vocabulary(vocabulary)
+    read = caption_corpus.read_corpus(captions, split, _lines(images))
+    counted = caption_corpus.caption_frequencies(read, known)
+    caption_corpus.write_frequencies(out, counted, known, read)
     _show_corpus(read.sources)
     sizes = ", ".join(str(len(one.keys)) for one in counted.tables)
-    print(f"\n{sizes} n-grams of 1 to 4 in {counted.documents} images; kept in {out}.")
+    print(f"\n{sizes} n-grams of 1 to 4 in {counted.documents} images; written to {out}.")
 
 
-def _readable(paths: Sequence[Path]) -> None:
+def _require_files(paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.exists():
-            raise BadInput(f"{path} is not there.")
+            raise UserError(f"{path} does not exist.")
 
 
 def _lines(path: Path | None) -> list[str] | None:
-    """The lines of a list that are not blank; None where there is no list."""
+    """Return the lines of a file that are not blank; None without a file."""
     if path is None:
         return None
 
-    from overt.data.photos import read_lines
+    from overt.data.photo_dataset import read_lines
 
     return read_lines(path)
 

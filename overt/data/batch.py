@@ -1,4 +1,4 @@
-"""What a data set hands to a model: samples with ids, whatever the task."""
+"""`Batch`: the samples that a dataset returns and a model takes, for every task."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -9,18 +9,40 @@ from torch import Tensor
 from overt.attention import AttentionMap
 from overt.geometry import PixelGeometry, TextGeometry
 
-# What has one row a sample.
+# Fields with one row per sample.
 _TENSORS = ("tokens", "token_mask", "boxes", "features", "region_mask", "labels", "answers")
 _TUPLES = ("references", "groups")
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """b samples over i images. Several samples may look at one image, which is then encoded once.
+    """A batch of b samples over i images, where several samples may share an image.
 
-    What a task does not have is None. `boxes` are in pixels of the original photo. `labels` are
-    class numbers, `answers` soft scores a class, `references` texts to compare with, `groups` the
-    kind of each sample (a question's family), `target` where attention should go.
+    A shared image is encoded once. A field that a task does not have is None.
+
+    Args:
+        ids: Unique name of each sample.
+        images: Pixels of the i images.
+        image_of: Index into `images` for each sample; None if there is one image per sample.
+        geometry: How each image was made from its photo.
+        tokens: Token ids, padded.
+        token_mask: Which tokens are present.
+        text: Texts and the characters that each token covers.
+        boxes: Regions in pixels of the original photo.
+        features: Features of regions or grid cells.
+        region_mask: Which regions are present.
+        labels: Class indices.
+        answers: Soft score of every class.
+        references: Reference texts to compare with.
+        groups: Kind of each sample, such as the family of a question.
+        target: Ground-truth attention.
+
+    Raises:
+        ValueError: Fields have different numbers of rows.
+
+    Example:
+        >>> Batch(ids=("a", "b"), labels=torch.tensor([3, 5])).select(torch.tensor([1])).ids
+        ('b',)
     """
 
     ids: tuple[str, ...]
@@ -43,24 +65,28 @@ class Batch:
         for name in (*_TENSORS, *_TUPLES, "image_of", "text", "target"):
             value = getattr(self, name)
             if value is not None and len(value) != len(self.ids):
-                raise ValueError(f"{name} has {len(value)} rows for {len(self.ids)} samples")
+                raise ValueError(
+                    f"{name} has {len(value)} rows, expected {len(self.ids)} (one per id)"
+                )
         for name in ("images", "geometry"):
             value = getattr(self, name)
             if value is not None and self.image_of is None and len(value) != len(self.ids):
                 raise ValueError(
-                    f"{name} has {len(value)} rows for {len(self.ids)} samples, "
-                    "and no image_of says which is whose"
+                    f"{name} has {len(value)} rows for {len(self.ids)} samples: "
+                    "give image_of, the image of each sample"
                 )
         counts = [len(one) for one in (self.images, self.geometry) if one is not None]
         if len(set(counts)) > 1:
-            raise ValueError(f"{counts[0]} images with the geometry of {counts[1]}")
+            raise ValueError(
+                f"images has {counts[0]} rows and geometry has {counts[1]}: give one each"
+            )
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def image_index(self) -> Int[Tensor, " b"]:
-        """The image each sample looks at."""
+        """Index of the image of each sample."""
         if self.image_of is not None:
             return self.image_of
         if self.images is not None:
@@ -70,13 +96,28 @@ class Batch:
 
     @property
     def sample_geometry(self) -> PixelGeometry | None:
-        """The geometry of the image of each sample, one row a sample."""
+        """Geometry of the image of each sample, one row per sample."""
         if self.geometry is None or self.image_of is None:
             return self.geometry
         return self.geometry[self.image_of.to(self.geometry.size.device)]
 
+    def with_own_images(self) -> "Batch":
+        """Return the batch with one image per sample, repeated where several samples share one.
+
+        `images` then has one row per sample, in their order, and `image_of` is None. A batch
+        without shared images is returned unchanged.
+        """
+        if self.image_of is None:
+            return self
+        images = None if self.images is None else self.images[self.image_index]
+        return replace(self, images=images, geometry=self.sample_geometry, image_of=None)
+
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch with its tensors on another device."""
+        """Return the batch with its tensors on `device`.
+
+        Args:
+            device: Target device.
+        """
         moved = {
             field.name: value.to(device)
             for field in fields(self)
@@ -85,7 +126,11 @@ class Batch:
         return replace(self, **moved)
 
     def select(self, rows: Int[Tensor, " n"]) -> "Batch":
-        """The samples named, in their order, with only the images they look at."""
+        """Return the samples at `rows`, in that order, with only the images that they use.
+
+        Args:
+            rows: Indices of samples.
+        """
         chosen = rows.tolist()
         kept: dict[str, object] = {"ids": tuple(self.ids[row] for row in chosen)}
         for name in (*_TENSORS, "text"):

@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100 from the official binary version, read in place.
+"""CIFAR-10 and CIFAR-100 from the official binary version, memory-mapped.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
 https://www.cs.toronto.edu/~kriz/cifar.html. A record is the label bytes (one, or coarse and fine)
-and 3,072 bytes of a 32 x 32 picture, plane by plane.
+and 3,072 bytes of a 32 x 32 image, plane by plane.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 
-from overt.data.pictures import Pictures
-from overt.data.splits import Labels, Split, labels_of, rows_of, split_of
-from overt.errors import BadInput, Damaged
+from overt.data.image_arrays import ImageArrays, check_records
+from overt.data.splits import Labels, Split, parse_labels, parse_split, split_indices
+from overt.errors import CorruptFileError
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -45,33 +45,32 @@ FINE_NAMES = tuple(
 def open_records(
     path: Path, limits: Sequence[int], records: int
 ) -> UInt8[np.ndarray, "n bytes_of_record"]:
-    """The records of one file, mapped into memory and not read.
+    """Memory-map the records of one file.
 
-    `limits` is the number of classes behind each label byte. A file of another length, or with a
-    label out of range, is `Damaged`; the sentence names the file and the record.
+    Args:
+        path: Binary file.
+        limits: Number of classes of each label byte.
+        records: Expected number of records.
+
+    Raises:
+        UserError: The file is missing.
+        CorruptFileError: The file has another length, or a label is out of range.
     """
     length = len(limits) + PIXELS
-    if not path.is_file():
-        raise BadInput(f"{path} is missing; `overt data list` says how to get it.")
-    size = path.stat().st_size
-    if size != records * length:
-        raise Damaged(
-            f"{path} ends in record {size // length} with {size} bytes; {records} records of "
-            f"{length} bytes are {records * length} bytes. Get the file again."
-        )
+    check_records(path, records, length)
     found = np.memmap(path, dtype=np.uint8, mode="r", shape=(records, length))
     for place, limit in enumerate(limits):
         wrong = np.flatnonzero(found[:, place] >= limit)
         if len(wrong):
-            raise Damaged(
-                f"{path}: record {wrong[0]} has label {found[wrong[0], place]}, but labels go from "
-                f"0 to {limit - 1}. Get the file again."
+            raise CorruptFileError(
+                f"{path}: record {wrong[0]} has label {found[wrong[0], place]}, expected "
+                f"0 to {limit - 1}. Download the file again."
             )
     return found
 
 
-class Records(Pictures):
-    """One split of a CIFAR: pictures and labels by record, and `batch` for models."""
+class CifarDataset(ImageArrays):
+    """One split of CIFAR, read from memory-mapped records."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class Records(Pictures):
 
 
 def _pictures(part: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The pictures of a file's records where they lie, behind their labels; nothing is copied."""
+    """Return a view of the pixels of the records; nothing is copied."""
     behind = part[:, part.shape[1] - PIXELS :]
     strides = (part.strides[0], SIDE * SIDE, SIDE, 1)
     return np.lib.stride_tricks.as_strided(
@@ -98,10 +97,29 @@ def _pictures(part: NDArray[np.uint8]) -> NDArray[np.uint8]:
     )
 
 
-class Cifar10(Records):
-    """CIFAR-10: 45,000 / 5,000 / 10,000 pictures of 10 classes in train / val / test.
+class Cifar10(CifarDataset):
+    """CIFAR-10: 45,000 / 5,000 / 10,000 images of 10 classes in train / val / test.
 
-    `records` says how many records each file holds, where the files are not the official ones.
+    Args:
+        root: Data folder, see `data_root`.
+        split: `train`, `val`, `test` or `train+val`.
+        records: Number of records per file, for files that are not the official ones.
+        validation: Number of training items held out as `val`.
+
+    Raises:
+        UserError: The files are missing, or the split does not exist.
+        CorruptFileError: A file is not the published one; the message names file and record.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     Path(root, CIFAR10_FOLDER).mkdir()
+        ...     for number in range(1, 6):  # two black airplanes per file
+        ...         path = Path(root, CIFAR10_FOLDER, f"data_batch_{number}.bin")
+        ...         _ = path.write_bytes(bytes(2 * (1 + PIXELS)))
+        ...     data = Cifar10(root, "train", records=2, validation=1)
+        >>> len(data), data.batch([0]).images.shape
+        (9, torch.Size([1, 3, 32, 32]))
     """
 
     def __init__(
@@ -112,22 +130,41 @@ class Cifar10(Records):
         validation: int = VALIDATION,
     ) -> None:
         root = Path(root)
-        chosen = split_of(split)
+        chosen = parse_split(split)
         folder = root / CIFAR10_FOLDER
         stems = [f"data_batch_{number}" for number in range(1, 6)]
         files = [
             folder / f"{stem}.bin" for stem in (["test_batch"] if chosen is Split.TEST else stems)
         ]
         parts = [open_records(path, [10], records) for path in files]
-        rows = rows_of(chosen, records * len(parts), validation)
+        rows = split_indices(chosen, records * len(parts), validation)
         classes = _names(folder / "batches.meta.txt", CIFAR10_NAMES)
         super().__init__("cifar10", chosen, parts, 0, rows, classes, files)
 
 
-class Cifar100(Records):
-    """CIFAR-100: 45,000 / 5,000 / 10,000 pictures of 100 fine or 20 coarse classes.
+class Cifar100(CifarDataset):
+    """CIFAR-100: 45,000 / 5,000 / 10,000 images of 100 fine or 20 coarse classes.
 
-    `records` says how many records the file holds, where it is not the official one.
+    Args:
+        root: Data folder, see `data_root`.
+        split: `train`, `val`, `test` or `train+val`.
+        labels: `fine` or `coarse`.
+        records: Number of records per file; None expects the official number.
+        validation: Number of training items held out as `val`.
+
+    Raises:
+        UserError: The files are missing, or the split does not exist.
+        CorruptFileError: A file is not the published one; the message names file and record.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     Path(root, CIFAR100_FOLDER).mkdir()
+        ...     path = Path(root, CIFAR100_FOLDER, "test.bin")
+        ...     _ = path.write_bytes(bytes([4, 0]) + bytes(PIXELS))  # a black apple
+        ...     data = Cifar100(root, "test", labels="coarse", records=1)
+        >>> data.classes[data.labels([0])]
+        'fruit_and_vegetables'
     """
 
     def __init__(
@@ -139,25 +176,29 @@ class Cifar100(Records):
         validation: int = VALIDATION,
     ) -> None:
         root = Path(root)
-        chosen, kind = split_of(split), labels_of(labels)
+        chosen, kind = parse_split(split), parse_labels(labels)
         folder = root / CIFAR100_FOLDER
         path = folder / ("test.bin" if chosen is Split.TEST else "train.bin")
         official = 10_000 if chosen is Split.TEST else 50_000
         part = open_records(path, [20, 100], official if records is None else records)
         fine = kind is Labels.FINE
         classes = _names(folder / f"{kind}_label_names.txt", FINE_NAMES if fine else COARSE_NAMES)
-        rows = rows_of(chosen, len(part), validation)
+        rows = split_indices(chosen, len(part), validation)
         super().__init__("cifar100", chosen, [part], int(fine), rows, classes, [path])
 
 
 def _names(path: Path, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The class names of the file, or the known ones where there is no file."""
+    """Return the class names in the file, or `known` if there is no file."""
     if not path.is_file():
         return known
     try:
         found = tuple(path.read_text(encoding="utf-8").split())
     except UnicodeDecodeError as problem:
-        raise Damaged(f"{path} is not text ({problem.reason}); get the file again.") from problem
+        raise CorruptFileError(
+            f"{path} is not text ({problem.reason}); download the file again."
+        ) from problem
     if len(found) != len(known):
-        raise Damaged(f"{path} names {len(found)} classes, not {len(known)}; get the file again.")
+        raise CorruptFileError(
+            f"{path} has {len(found)} class names, expected {len(known)}; download the file again."
+        )
     return found

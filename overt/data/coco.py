@@ -1,10 +1,10 @@
-"""COCO: photos with every thing of 80 kinds outlined.
+"""COCO: photos with segmented objects of 80 classes.
 
-Lin et al., "Microsoft COCO: Common Objects in Context", ECCV 2014, https://cocodataset.org. In
-`coco/annotations/` lie `instances_{train,val}{2014,2017}.json`: photos, kinds ("categories", whose
-numbers have gaps) and things ("annotations") with a box (x, y, width, height) and an outline, which
-is polygons, or for a crowd the lengths of runs down the columns. Photos are in `coco/val2017/` and
-the like.
+Lin et al., "Microsoft COCO: Common Objects in Context", ECCV 2014, https://cocodataset.org.
+`coco/annotations/` has `instances_{train,val}{2014,2017}.json`: photos, classes ("categories",
+whose numbers have gaps) and objects ("annotations") with a box (x, y, width, height) and a
+segmentation, which is polygons, or for a crowd a run-length encoding along the columns. Photos
+are in `coco/val2017/` and the like.
 """
 
 import math
@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from overt.data.images import How, Size, stretch
-from overt.data.objects import Mask, Outlined, Things, inside_boxes
-from overt.data.photos import Box
+from overt.data.download import require_file
+from overt.data.images import Resize, Size, stretch
+from overt.data.object_masks import AnnotatedPhotos, Mask, ObjectGroup, ObjectMasks, box_mask
+from overt.data.photo_dataset import Box
 from overt.data.splits import Split
-from overt.errors import BadInput, Damaged
-from overt.files import digest, read_json
+from overt.errors import CorruptFileError, UserError
+from overt.io import digest, read_json
 
 FOLDER = "coco"
 YEARS = ("2014", "2017")
@@ -36,22 +37,53 @@ def coco_objects(
     split: str = Split.VAL,
     year: str = "2017",
     size: Size = SIZE,
-    how: How = stretch,
+    resize: Resize = stretch,
     cells: Size = CELLS,
-) -> Outlined:
-    """Photos of COCO with the outlines of one kind of thing a sample; train or val.
+) -> ObjectMasks:
+    """Open COCO with the masks of one class of objects per sample.
 
-    A crowd counts as the things it is made of. A pixel is inside a polygon when its middle is; the
-    official tools draw edges a little wider.
+    A crowd counts as its objects. A pixel is inside a polygon if its centre is; the official tools
+    draw edges a little wider.
+
+    Args:
+        root: Data folder, see `data_root`.
+        split: `train` or `val`.
+        year: `2014` or `2017`.
+        size: Canvas (height, width) in pixels.
+        resize: How a photo is brought to the canvas: `images.crop`, `fit` or `stretch`.
+        cells: Grid (rows, columns) of the target.
+
+    Returns:
+        The photos with object masks.
+
+    Raises:
+        UserError: The files are missing, or the split does not exist.
+        CorruptFileError: A file is not the published one; the message names file and record.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from overt.io import write_json
+        >>> table = {
+        ...     "images": [{"id": 7, "file_name": "7.jpg"}],
+        ...     "categories": [{"id": 18, "name": "dog"}],
+        ...     "annotations": [
+        ...         {"image_id": 7, "category_id": 18, "bbox": [0, 0, 4, 6],
+        ...          "segmentation": [[0, 0, 4, 0, 4, 6]]},
+        ...     ],
+        ... }
+        >>> with TemporaryDirectory() as root:
+        ...     write_json(Path(root, FOLDER, "annotations", "instances_val2017.json"), table)
+        ...     Path(root, FOLDER, "val2017").mkdir()
+        ...     Image.new("RGB", (8, 6)).save(Path(root, FOLDER, "val2017", "7.jpg"))
+        ...     data = coco_objects(root, "val")
+        ...     data.batch([0]).groups, int(data.masks([0])[0].sum())
+        (('dog',), 12)
     """
-    root = Path(root)
-    photos, things, classes, shapes, path = _read(root, split, year)
-    folder = root / FOLDER / f"{split}{year}"
-    outline = partial(_drawn, shapes=shapes, path=path)
+    photos, shapes, path = _read(Path(root), split, year)
+    outline = partial(_object_mask, shapes=shapes, path=path)
     about = f"coco masks {digest(path)}"
-    return Outlined(
-        "coco", f"{split}{year}", folder, photos, things, classes, outline, size, how, cells, about
-    )
+    return ObjectMasks("coco", f"{split}{year}", *photos, outline, size, resize, cells, about)
 
 
 def coco_boxes(
@@ -59,53 +91,75 @@ def coco_boxes(
     split: str = Split.VAL,
     year: str = "2017",
     size: Size = SIZE,
-    how: How = stretch,
+    resize: Resize = stretch,
     cells: Size = CELLS,
-) -> Outlined:
-    """The same with the boxes in the place of the outlines."""
-    root = Path(root)
-    photos, things, classes, _, path = _read(root, split, year)
-    folder = root / FOLDER / f"{split}{year}"
+) -> ObjectMasks:
+    """Open COCO with the boxes of one class of objects per sample as masks.
+
+    Args:
+        root: Data folder, see `data_root`.
+        split: `train` or `val`.
+        year: `2014` or `2017`.
+        size: Canvas (height, width) in pixels.
+        resize: How a photo is brought to the canvas: `images.crop`, `fit` or `stretch`.
+        cells: Grid (rows, columns) of the target.
+
+    Returns:
+        The photos with box masks.
+
+    Raises:
+        UserError: The files are missing, or the split does not exist.
+        CorruptFileError: A file is not the published one; the message names file and record.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from overt.io import write_json
+        >>> dog = {"image_id": 7, "category_id": 18, "bbox": [0, 0, 4, 6], "segmentation": []}
+        >>> table = {
+        ...     "images": [{"id": 7, "file_name": "7.jpg"}],
+        ...     "categories": [{"id": 18, "name": "dog"}],
+        ...     "annotations": [dog],
+        ... }
+        >>> with TemporaryDirectory() as root:
+        ...     write_json(Path(root, FOLDER, "annotations", "instances_val2017.json"), table)
+        ...     Path(root, FOLDER, "val2017").mkdir()
+        ...     Image.new("RGB", (8, 6)).save(Path(root, FOLDER, "val2017", "7.jpg"))
+        ...     data = coco_boxes(root, "val")
+        ...     data.batch([0]).groups, int(data.masks([0])[0].sum())
+        (('dog',), 24)
+    """
+    photos, _, path = _read(Path(root), split, year)
     about = f"coco boxes {digest(path)}"
-    return Outlined(
-        "coco-boxes",
-        f"{split}{year}",
-        folder,
-        photos,
-        things,
-        classes,
-        inside_boxes,
-        size,
-        how,
-        cells,
-        about,
+    return ObjectMasks(
+        "coco-boxes", f"{split}{year}", *photos, box_mask, size, resize, cells, about
     )
 
 
-# --- what a shape covers
+# --- masks
 
 
-def filled(shape: Shape, size: Size) -> Mask:
-    """The pixels of a photo of `size` that an outline holds: polygons, or runs of either form."""
+def decode_mask(shape: Shape, size: Size) -> Mask:
+    """Decode a segmentation to a mask of `size`: polygons, or RLE in either form."""
     if isinstance(shape, list):
         return _polygons(shape, size)
     counts = shape.get("counts")
     if shape.get("size") != list(size):
         raise ValueError(f"runs of a photo of {shape.get('size')} pixels, not {list(size)}")
     if isinstance(counts, str):
-        counts = unpacked(counts)
+        counts = decode_rle(counts)
     if not isinstance(counts, list) or not all(isinstance(n, int) and n >= 0 for n in counts):
-        raise ValueError("the runs are no whole numbers")
+        raise ValueError("runs that are not integers")
     if sum(counts) != size[0] * size[1]:
         raise ValueError(f"runs of {sum(counts)} pixels in a photo of {size[0] * size[1]}")
     inside = np.repeat(np.arange(len(counts)) % 2 == 1, counts)  # outside comes first
     return torch.from_numpy(inside.reshape(size[1], size[0]).T.copy())  # down the columns
 
 
-def unpacked(text: str) -> list[int]:
-    """The runs of COCO's compressed form: five bits a letter, from the second on differences.
+def decode_rle(text: str) -> list[int]:
+    """Decode COCO's compressed RLE: five bits per letter.
 
-    Each is told as the difference to the run two before, but for the first three.
+    From the fourth run on, each value is the difference to the run two before.
     """
     counts: list[int] = []
     at = 0
@@ -113,7 +167,7 @@ def unpacked(text: str) -> list[int]:
         value, shift, more = 0, 0, True
         while more:
             if at >= len(text) or not 48 <= ord(text[at]) <= 111:
-                raise ValueError("the packed runs end early, or hold a letter that is none")
+                raise ValueError("compressed runs that end early or have an invalid letter")
             bits = ord(text[at]) - 48
             value |= (bits & 0x1F) << shift
             more, shift, at = bool(bits & 0x20), shift + 5, at + 1
@@ -124,63 +178,68 @@ def unpacked(text: str) -> list[int]:
 
 
 def _polygons(polygons: Sequence[Any], size: Size) -> Mask:
-    """The pixels whose middle lies inside any of the polygons."""
+    """Return the pixels whose middle lies inside any of the polygons."""
     mask = np.zeros(size, dtype=bool)
     for numbers in polygons:
         if len(numbers) < 6 or len(numbers) % 2:
             raise ValueError(f"a polygon of {len(numbers)} numbers")
         corners = np.asarray(numbers, dtype=np.float64).reshape(-1, 2)
         if not np.isfinite(corners).all():
-            raise ValueError("a polygon with a corner nowhere")
+            raise ValueError("a polygon with a corner that is not finite")
         mask |= _inside(corners, size)
     return torch.from_numpy(mask)
 
 
 def _inside(corners: np.ndarray, size: Size) -> np.ndarray:
-    """Along each row, inside and outside change where an edge crosses the middle of the row."""
+    """Return the pixels inside a polygon by scan lines through pixel centres."""
     height, width = size
     middle = np.arange(height) + 0.5
     changes = np.zeros((height, width + 1), dtype=np.int64)
     for (x0, y0), (x1, y1) in zip(corners, np.roll(corners, -1, axis=0), strict=True):
         rows = np.flatnonzero((middle >= min(y0, y1)) & (middle < max(y0, y1)))
         across = x0 + (middle[rows] - y0) * (x1 - x0) / (y1 - y0 if y1 != y0 else 1.0)
-        first = np.ceil(across - 0.5).clip(0, width).astype(np.int64)  # the first middle behind it
+        # the first pixel centre behind the edge
+        first = np.ceil(across - 0.5).clip(0, width).astype(np.int64)
         np.add.at(changes, (rows, first), 1)
     return changes[:, :width].cumsum(axis=1) % 2 == 1
 
 
-def _drawn(things: Things, size: Size, shapes: Shapes, path: Path) -> Mask:
+def _object_mask(things: ObjectGroup, size: Size, shapes: Shapes, path: Path) -> Mask:
     mask = torch.zeros(size, dtype=torch.bool)
     for shape in shapes[things.photo, things.kind]:
         try:
-            mask |= filled(shape, size)
+            mask |= decode_mask(shape, size)
         except (ValueError, TypeError) as problem:
-            raise Damaged(f"{path}: photo {things.photo} has {problem}; get it again.") from problem
+            raise CorruptFileError(
+                f"{path}: photo {things.photo} has {problem}; download it again."
+            ) from problem
     return mask
 
 
 # --- the file
 
 
-def _read(
-    root: Path, split: str, year: str
-) -> tuple[list[str], list[Things], tuple[str, ...], Shapes, Path]:
+def _read(root: Path, split: str, year: str) -> tuple[AnnotatedPhotos, Shapes, Path]:
+    """Return the photos with their objects, all segmentations, and the file of both."""
     if split not in (Split.TRAIN, Split.VAL) or year not in YEARS:
-        raise BadInput(f"coco has train and val of 2014 and 2017, not {split!r} of {year!r}.")
+        raise UserError(f"coco has train and val of 2014 and 2017, not {split!r} of {year!r}.")
     path = root / FOLDER / "annotations" / f"instances_{split}{year}.json"
-    if not path.is_file():
-        raise BadInput(f"{path} is missing; `overt data list` says how to get it.")
+    require_file(path)
     table = read_json(path)
     try:
-        return *_parsed(table), path
+        names, things, classes, shapes = _parsed(table)
     except (KeyError, TypeError, ValueError) as problem:
-        raise Damaged(f"{path} is not what COCO publishes ({problem!r:.80}); get it again.") from (
-            problem
-        )
+        raise CorruptFileError(
+            f"{path} is not a COCO instances file ({problem!r:.80}); download it again."
+        ) from problem
+    return (root / FOLDER / f"{split}{year}", names, things, classes), shapes, path
 
 
-def _parsed(table: Any) -> tuple[list[str], list[Things], tuple[str, ...], Shapes]:
-    """Photos with anything in them by their number, their things, the kinds, and all shapes."""
+def _parsed(table: Any) -> tuple[list[str], list[ObjectGroup], tuple[str, ...], Shapes]:
+    """Return the photos with objects, their objects, the classes, and all segmentations.
+
+    Objects whose box has no area are left out; the official files have some.
+    """
     kinds = sorted((int(one["id"]), str(one["name"])) for one in table["categories"])
     number = {kind: place for place, (kind, _) in enumerate(kinds)}
     names = {int(one["id"]): str(one["file_name"]) for one in table["images"]}
@@ -188,16 +247,19 @@ def _parsed(table: Any) -> tuple[list[str], list[Things], tuple[str, ...], Shape
     for one in table["annotations"]:
         photo, kind = int(one["image_id"]), number[int(one["category_id"])]
         if photo not in names:
-            raise ValueError(f"a thing in photo {photo}, which is not listed")
+            raise ValueError(f"an object in photo {photo}, which is not listed")
         shape = one["segmentation"]
         if not isinstance(shape, (list, dict)):
-            raise TypeError(f"an outline of {type(shape).__name__}")
-        found.setdefault((photo, kind), []).append((_box(one["bbox"]), shape))
+            raise TypeError(f"a segmentation of type {type(shape).__name__}")
+        box = _box(one["bbox"])
+        if box[0] < box[2] and box[1] < box[3]:
+            found.setdefault((photo, kind), []).append((box, shape))
     photos = sorted({photo for photo, _ in found})
     place = {photo: at for at, photo in enumerate(photos)}
     ordered = sorted(found.items())
     things = [
-        Things(place[photo], kind, tuple(box for box, _ in each)) for (photo, kind), each in ordered
+        ObjectGroup(place[photo], kind, tuple(box for box, _ in each))
+        for (photo, kind), each in ordered
     ]
     shapes = {(place[photo], kind): [shape for _, shape in each] for (photo, kind), each in ordered}
     return [names[photo] for photo in photos], things, tuple(name for _, name in kinds), shapes

@@ -1,8 +1,8 @@
-"""Fetch a file and unpack an archive, whatever the line and the archive do.
+"""Download files and extract archives safely.
 
-A download that breaks off goes on from where it stopped, in this process or the next, and counts
-only when its checksum is right. An archive is unpacked beside its place and renamed when it is
-whole; a member that would land anywhere else is refused, and so is more data than agreed.
+An interrupted download resumes from where it stopped, in this process or the next, and is accepted
+only if its checksum is right. An archive is extracted to a temporary folder and renamed when
+complete; members that would leave the folder and archives above a size limit are rejected.
 """
 
 import errno
@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import stat
+import struct
 import tarfile
 import tempfile
 import time
@@ -25,7 +26,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from overt.errors import BadInput, Damaged, Failed
+from overt.errors import CorruptFileError, RunError, UserError, missing_resource
+from overt.io import check_zip_overlap
 
 CHUNK = 1 << 16
 TIMEOUT = 30.0
@@ -34,15 +36,18 @@ MOST_MEMBERS = 1_000_000
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, UnicodeError),
-    NotImplementedError,  # of a version of zip that there never was
+    NotImplementedError,  # an unknown version of zip
+    *(ValueError, OverflowError, RecursionError, struct.error),  # malformed numbers
 )
+LONGEST_HEADER = 1 << 20  # bytes of a long name or a list of attributes in a tar archive
+_DIGITS = re.compile(rb"[0-9]{257}")  # parsing them takes quadratic time before Python 3.11.10
 
 Progress = Callable[[int, int | None], None]
 
 
 @runtime_checkable
 class Stream(Protocol):
-    """Anything that bytes can be read from, a piece at a time."""
+    """Anything with `read(count)` that returns bytes."""
 
     def read(self, count: int, /) -> bytes: ...
 
@@ -55,15 +60,28 @@ def download(
     tries: int = 5,
     pause: float = 1.0,
 ) -> Path:
-    """Fetch `url` to `path`; `checksum` is "sha1:..." or any other kind that hashlib knows.
+    """Download `url` to `path`.
 
-    What has arrived is kept as `path`.part and a later call goes on from there, if there is a
-    checksum to tell that the pieces fit. `tries` attempts in a row that bring nothing are too many
-    and raise `Failed`; wrong bytes are deleted and raise `Damaged`. A file that is already there
-    and right is not fetched again. `on_progress` hears the bytes so far and, if known, of how many.
+    Received bytes are kept as `path`.part, and a later call resumes there if there is a checksum to
+    verify that the pieces fit. A file that exists and is correct is not downloaded again.
+
+    Args:
+        url: http or https address.
+        path: Target file.
+        checksum: "sha1:..." or any other algorithm of hashlib.
+        on_progress: Called with the bytes so far and, if known, the total.
+        tries: Number of attempts in a row without new bytes after which to give up.
+        pause: Seconds before the second attempt; doubled each time, up to 60.
+
+    Returns:
+        `path`.
+
+    Raises:
+        RunError: The server cannot be reached, or the disk cannot be written.
+        CorruptFileError: The bytes do not match the checksum; they are deleted.
     """
     if urlsplit(url).scheme not in ("http", "https"):
-        raise BadInput(f"{url} is not an http or https address.")
+        raise UserError(f"{url} is not an http or https address.")
     if path.is_file() and (checksum is None or matches(path, checksum)):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,47 +94,57 @@ def download(
         try:
             if _fetch(url, part, on_progress):
                 break
-            reason = "the line broke off"
+            reason = "the connection broke"
         except HTTPError as problem:
             if problem.code < 500 and problem.code not in (408, 429):
-                raise Failed(f"{url} answers {problem.code} {problem.reason}.") from problem
+                raise RunError(f"{url} returned {problem.code} {problem.reason}.") from problem
             reason = f"{problem.code} {problem.reason}"
         except (OSError, HTTPException) as problem:
             if getattr(problem, "errno", None) in (*FULL, errno.EACCES, errno.EPERM, errno.EROFS):
-                raise Failed(f"{part} could not be written: {problem}.") from problem
+                raise RunError(f"{part} could not be written: {problem}.") from problem
             reason = str(getattr(problem, "reason", problem)) or type(problem).__name__
         fruitless = 0 if _size(part) > before else fruitless + 1
         if fruitless >= tries:
-            raise Failed(
-                f"{url} could not be fetched: {reason}. {_size(part)} bytes are kept in {part}; "
-                "try again later to go on from there."
+            raise RunError(
+                f"{url} could not be downloaded: {reason}. {_size(part)} bytes are kept in {part}; "
+                "try again later to resume."
             )
         time.sleep(min(pause * 2**fruitless, 60.0))
     if checksum is not None and not matches(part, checksum):
         part.unlink()
-        raise Damaged(f"{url} brought other bytes than {checksum}; they were deleted.")
+        raise CorruptFileError(
+            f"{url} does not have checksum {checksum}; the download was deleted."
+        )
     os.replace(part, path)
     return path
 
 
 def matches(path: Path, checksum: str) -> bool:
-    """Whether the file has the checksum, given as "kind:hexadecimal"."""
+    """Return whether the file has the checksum, given as "kind:hexadecimal"."""
     kind, _, value = checksum.partition(":")
     if kind not in hashlib.algorithms_guaranteed or not value:
-        raise BadInput(f"{checksum!r} is not a checksum such as sha256:0123...")
+        raise UserError(f"{checksum!r} is not a checksum such as sha256:0123...")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest() == value.lower()
 
 
 def extract(archive: Path, folder: Path, most_bytes: int = MOST_BYTES) -> list[str]:
-    """Unpack a zip or tar archive as the new folder `folder`, all of it or nothing; name the files.
+    """Extract a zip or tar archive to the new folder `folder`, completely or not at all.
 
-    Only plain files and folders are made. An archive with an absolute name, a `..`, a backslash,
-    a NUL, a link, a device, a name that comes twice, an encrypted member, or more than `most_bytes`
-    in all is refused with `BadInput`; one that is broken is `Damaged`.
+    Only plain files and folders are created. An archive with an absolute name, a `..`, a backslash,
+    a NUL, a link, a device, a duplicate name, an encrypted member, overlapping members, or more
+    than `most_bytes` in all raises `UserError`; a broken one raises `CorruptFileError`.
+
+    Args:
+        archive: Archive file.
+        folder: Folder to create.
+        most_bytes: Largest total size of the extracted files.
+
+    Returns:
+        The names of the files.
     """
     if os.path.lexists(folder):
-        raise BadInput(f"{folder} is already there; remove it or choose another place.")
+        raise UserError(f"{folder} exists; remove it or choose another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -129,8 +157,20 @@ def extract(archive: Path, folder: Path, most_bytes: int = MOST_BYTES) -> list[s
     return names
 
 
+def require_file(path: Path) -> None:
+    """Raise `UserError` if a file of a dataset is missing."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing; see `overt data list` for how to get it.")
+
+
+def require_folder(path: Path) -> None:
+    """Raise `UserError` if a folder of a dataset is missing."""
+    if not path.is_dir():
+        raise UserError(f"{path} is missing; see `overt data list` for how to get it.")
+
+
 def safe_join(root: Path, name: str) -> Path:
-    """The path of `name` below `root`, for a name from an archive or a request; else `BadInput`."""
+    """Return the path of `name` below `root`; raise `UserError` if it would leave `root`."""
     parts = PurePosixPath(name).parts
     wrong = (
         not parts
@@ -141,12 +181,12 @@ def safe_join(root: Path, name: str) -> Path:
         or re.match(r"[A-Za-z]:", name)
     )
     if wrong:
-        raise BadInput(f"The name {name!r} would lead out of its folder.")
+        raise UserError(f"The name {name!r} points outside its folder.")
     return root.joinpath(*parts)
 
 
 def _fetch(url: str, part: Path, on_progress: Progress | None) -> bool:
-    """One attempt, from where the last one stopped; whether the file is whole now."""
+    """Make one attempt, from where the last one stopped; return whether the file is complete."""
     have = _size(part)
     headers = {"User-Agent": "overt", "Accept-Encoding": "identity"}
     if have:
@@ -159,7 +199,7 @@ def _fetch(url: str, part: Path, on_progress: Progress | None) -> bool:
         whole = re.fullmatch(r"bytes \*/(\d+)", problem.headers.get("Content-Range", ""))
         if whole and int(whole[1]) == have:
             return True
-        part.unlink()  # longer than the file: of another version
+        part.unlink()  # longer than the file: another version of it
         return False
     with answer:
         if have and not _goes_on(answer, have):
@@ -178,7 +218,7 @@ def _fetch(url: str, part: Path, on_progress: Progress | None) -> bool:
 
 
 def _goes_on(answer: Any, have: int) -> bool:
-    """Whether the server sends the rest; many send everything again instead."""
+    """Return whether the server resumes; many send everything again instead."""
     place = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
     return answer.status == 206 and place is not None and int(place[1]) == have
 
@@ -198,7 +238,7 @@ def _unpack(archive: Path, folder: Path, most_bytes: int) -> list[str]:
     try:
         for count, (name, stream) in enumerate(_members(archive)):
             if count >= MOST_MEMBERS:
-                raise BadInput(f"It has more than {MOST_MEMBERS} members.")
+                raise UserError(f"It has more than {MOST_MEMBERS} members.")
             target = safe_join(folder, name)
             if stream is None:
                 target.mkdir(parents=True, exist_ok=True)
@@ -206,56 +246,62 @@ def _unpack(archive: Path, folder: Path, most_bytes: int) -> list[str]:
             target.parent.mkdir(parents=True, exist_ok=True)
             left -= _copy(stream, target, left)
             names.append(name)
-    except BadInput as problem:
-        raise BadInput(f"{archive} is refused: {problem} Nothing was unpacked.") from problem
+    except UserError as problem:
+        raise UserError(f"{archive} is rejected: {problem} Nothing was extracted.") from problem
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as problem:
-        raise BadInput(f"{archive} is refused: one name is used twice.") from problem
+        raise UserError(f"{archive} is rejected: a name is used twice.") from problem
     except BROKEN as problem:
-        raise Damaged(f"{archive} is broken: {_reason(problem)}. Fetch it again.") from problem
+        raise CorruptFileError(
+            f"{archive} is corrupt: {_reason(problem)}. Download it again."
+        ) from problem
     except OSError as problem:
-        if problem.errno in FULL:
-            raise Failed(f"{archive} cannot be unpacked: {problem.strerror}.") from problem
-        raise Damaged(f"{archive} cannot be unpacked: {_reason(problem)}.") from problem
+        if missing_resource(problem):
+            raise RunError(f"{archive} cannot be extracted: {problem.strerror}.") from problem
+        raise CorruptFileError(f"{archive} cannot be extracted: {_reason(problem)}.") from problem
     return names
 
 
 def _reason(problem: Exception) -> str:
-    """What a library says, on one line: of a file in no known format it tells all it has tried."""
+    """Return the first line of an error: for an unknown format it lists all attempts."""
     return str(problem).partition("\n")[0].rstrip(":. ") or type(problem).__name__
 
 
 def _copy(stream: Stream, target: Path, most: int) -> int:
-    """Copy by what really comes out, since a header can lie about sizes."""
+    """Copy and count the real bytes, since sizes in a header can be wrong."""
     done = 0
     with open(target, "xb") as file:
         for piece in _pieces(stream):
             done += len(piece)
             if done > most:
-                raise BadInput("It unpacks to more bytes than agreed.")
+                raise UserError(f"It has more than {most} bytes.")
             file.write(piece)
     return done
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Stream | None]]:
-    """Each member's name, and its bytes or None for a folder."""
+    """Yield each member's name, and its bytes or None for a folder."""
     if not archive.is_file():
-        raise Damaged(f"{archive} is missing.")
+        raise CorruptFileError(f"{archive} is missing.")
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened_zip:
             yield from _zip_members(opened_zip)
     else:
-        with tarfile.open(archive) as opened:
+        with tarfile.open(archive, tarinfo=_Member) as opened:
             yield from _tar_members(opened)
 
 
 def _zip_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, Stream | None]]:
+    try:
+        check_zip_overlap(archive)
+    except ValueError as problem:
+        raise UserError(f"{problem}.") from problem
     for member in archive.infolist():
-        safe_join(Path(), member.orig_filename)  # zipfile cuts a name at its first NUL
+        safe_join(Path(), member.orig_filename)  # zipfile truncates a name at its first NUL
         kind = stat.S_IFMT(member.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise BadInput(f"{member.filename!r} is a link or a device.")
+            raise UserError(f"{member.filename!r} is a link or a device.")
         if member.flag_bits & 1:
-            raise BadInput(f"{member.filename!r} is encrypted.")
+            raise UserError(f"{member.filename!r} is encrypted.")
         if member.is_dir():
             yield member.filename, None
         else:
@@ -263,11 +309,13 @@ def _zip_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, Stream | None]
                 with archive.open(member) as stream:
                     yield member.filename, stream
             except NotImplementedError as problem:
-                raise BadInput(f"{member.filename!r}: {problem}.") from problem
+                raise UserError(f"{member.filename!r}: {problem}.") from problem
 
 
 def _tar_members(archive: tarfile.TarFile) -> Iterator[tuple[str, Stream | None]]:
     for member in archive:
+        if member.size < 0 or member.issparse():
+            raise UserError(f"{member.name!r} has no plain size.")
         if member.isdir():
             if PurePosixPath(member.name).parts:  # "." is the folder itself
                 yield member.name, None
@@ -277,4 +325,47 @@ def _tar_members(archive: tarfile.TarFile) -> Iterator[tuple[str, Stream | None]
             with stream:
                 yield member.name, stream
         else:
-            raise BadInput(f"{member.name!r} is a link or a device.")
+            raise UserError(f"{member.name!r} is a link or a device.")
+
+
+class _Member(tarfile.TarInfo):
+    """A tar header that is checked before it is followed."""
+
+    def _proc_member(self, archive: Any) -> Any:
+        if self.size < 0:  # the next header would be before this one: an endless loop
+            raise tarfile.ReadError("a member has a size below zero")
+        if self.type in _LONG and self.size > LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header has {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc]
+
+    def _proc_pax(self, archive: Any) -> Any:
+        held, data = archive.fileobj, archive.fileobj.read(self._block(self.size))  # type: ignore[attr-defined]
+        if _DIGITS.search(data):
+            raise tarfile.ReadError("a header has a number of more than 256 digits")
+        archive.fileobj = _Replay(held, data)
+        try:
+            return super()._proc_pax(archive)  # type: ignore[misc]
+        finally:
+            archive.fileobj = held
+
+
+_LONG = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
+
+
+class _Replay:
+    """A file whose last piece can be read a second time."""
+
+    def __init__(self, file: Any, piece: bytes) -> None:
+        self._file, self._piece = file, piece
+
+    def read(self, *count: int) -> bytes:
+        """Return the piece, and after it the rest of the file."""
+        piece, self._piece = self._piece, b""
+        found: bytes = piece or self._file.read(*count)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

@@ -1,14 +1,17 @@
-"""Photos from disk to a model's canvas, with the geometry that leads back.
+"""Loading of photos to a model's canvas, with the geometry that maps back to the photo.
 
-Everything that opens a picture of the user's goes through `open_image`, so that a hostile or broken
-file is met in one place: three formats told by content, a cap on pixels before anything is decoded,
-no partial pictures, and one sentence that names the file.
+Every image of a user is opened by `open_image`, so that hostile or broken files are handled in one
+place: three formats detected by content, limits on pixels and aspect ratio before decoding, no
+partial images, and an error that names the file. Resizing takes no more memory than the largest of
+the image, its canvas and 16 million pixels: enlarging an image of 300,000 x 1 until it covers a
+canvas would take 14 GB.
 """
 
 import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from errno import EIO, EMFILE, ENFILE, ENOMEM
 from pathlib import Path
 from typing import Any
 
@@ -17,66 +20,95 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from overt.errors import BadInput, Damaged
+from overt.errors import CorruptFileError, RunError, UserError, missing_resource
 from overt.geometry import PixelGeometry
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-MOST_PIXELS = 50_000_000
-GREY = 127  # what stands around a photo that does not fill the canvas
+MAX_PIXELS = 50_000_000
+MAX_RATIO = 100  # longer to shorter side: processors enlarge until the shorter side fits
+MAX_RESIZED = 2**24  # pixels of an intermediate image that is larger than its canvas
+GREY = 127  # padding around a photo that does not fill the canvas
 
 Photo = UInt8[np.ndarray, "_ _ 3"]  # height, width, red green blue
 Size = tuple[int, int]
-How = Callable[[Photo, Size], tuple[Photo, PixelGeometry]]
+Resize = Callable[[Photo, Size], tuple[Photo, PixelGeometry]]
 
 
-def open_image(source: Path | str | bytes, most_pixels: int = MOST_PIXELS) -> tuple[Photo, Size]:
-    """The RGB pixels of a JPEG, PNG or WEBP, upright, and its (height, width).
+def open_image(
+    source: Path | str | bytes, most_pixels: int = MAX_PIXELS, most_ratio: int = MAX_RATIO
+) -> tuple[Photo, Size]:
+    """Open a JPEG, PNG or WEBP image as upright 8-bit RGB.
 
-    The size is that of the upright picture, in which boxes and fixations are given. Grey, palette,
-    CMYK and 16-bit pictures come out as 8-bit RGB; transparent ones are laid over white; of a
-    moving picture the first frame counts. A broken or cut-off file is `Damaged`; another kind of
-    file, a missing one, or more than `most_pixels` is `BadInput`.
+    Grey, palette, CMYK and 16-bit images are converted; transparent ones are laid over white; of an
+    animation the first frame is used. The size is that of the upright image, in which boxes and
+    fixations are given.
+
+    Args:
+        source: Path, or the bytes of a file.
+        most_pixels: Largest number of pixels.
+        most_ratio: Largest ratio of the longer to the shorter side.
+
+    Returns:
+        The pixels (height, width, 3) and the size (height, width).
+
+    Raises:
+        UserError: The file is missing, has another format, too many pixels or too extreme an aspect
+            ratio; this is checked before decoding.
+        CorruptFileError: The file is empty, broken or truncated.
+
+    Example:
+        >>> from PIL import Image
+        >>> file = io.BytesIO()
+        >>> Image.new("L", (8, 6), 255).save(file, format="PNG")
+        >>> pixels, size = open_image(file.getvalue())
+        >>> pixels.shape, size
+        ((6, 8, 3), (6, 8))
     """
     name, data = _read(source)
     kind = _kind(data)
     if not data:
-        raise Damaged(f"{name} is empty; replace it.")
+        raise CorruptFileError(f"{name} is empty; replace it.")
     if kind is None:
-        raise BadInput(f"{name} is not a JPEG, PNG or WEBP picture.")
+        raise UserError(f"{name} is not an image in a supported format: use JPEG, PNG or WEBP.")
     from PIL.Image import DecompressionBombError
 
     try:
-        with warnings.catch_warnings():  # what Pillow warns of is said below, or is of no matter
+        with warnings.catch_warnings():  # Pillow's warnings are raised below as errors, or harmless
             warnings.simplefilter("ignore")
-            pixels = _decode(name, data, kind, most_pixels)
-    except (BadInput, MemoryError):
+            pixels = _decode(name, data, kind, most_pixels, most_ratio)
+    except (UserError, MemoryError):
         raise
     except DecompressionBombError as problem:
-        raise BadInput(f"{name} has too many pixels to be opened: {problem}") from problem
-    except Exception as problem:  # Pillow's decoders raise a dozen kinds
-        raise Damaged(f"{name} cannot be decoded as {kind} ({_reason(problem)}).") from problem
+        raise UserError(f"{name} has too many pixels: {problem}") from problem
+    except Exception as problem:  # Pillow's decoders raise a dozen types
+        if lacked := missing_resource(problem):
+            raise RunError(f"{name} could not be decoded: {lacked}.") from problem
+        raise CorruptFileError(
+            f"{name} cannot be decoded as {kind} ({_reason(problem)})."
+        ) from problem
     return pixels, (pixels.shape[0], pixels.shape[1])
 
 
 def stretch(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
-    """The whole photo drawn out to the canvas; its shape is not kept."""
+    """Resize the whole photo to the canvas; its aspect ratio is not kept."""
     before = PixelGeometry.identity(1, (image.shape[0], image.shape[1]))
     return _resize(image, size), before.resize(size)
 
 
 def crop(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
-    """The middle of the photo: scaled until it covers the canvas, then cut."""
+    """Scale the photo until it covers the canvas, and cut out the centre."""
     height, width = image.shape[:2]
     scale = max(size[0] / height, size[1] / width)
     whole = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
     top, left = (whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2
-    resized, geometry = stretch(image, whole)
-    window = resized[top : top + size[0], left : left + size[1]]
-    return window, geometry.crop(top, left, *size)
+    geometry = PixelGeometry.identity(1, (height, width)).resize(whole).crop(top, left, *size)
+    if whole[0] * whole[1] > max(MAX_RESIZED, 4 * size[0] * size[1]):
+        return _window(image, whole, (top, left), size), geometry
+    return _resize(image, whole)[top : top + size[0], left : left + size[1]], geometry
 
 
 def fit(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
-    """The whole photo in its own shape, in the middle of a grey canvas."""
+    """Scale the whole photo to fit into the canvas, and pad with grey."""
     height, width = image.shape[:2]
     scale = min(size[0] / height, size[1] / width)
     whole = tuple(
@@ -90,38 +122,40 @@ def fit(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
     return canvas, geometry.pad(top, left, size[0] - whole[0] - top, size[1] - whole[1] - left)
 
 
-def prepare(
-    image: Photo, size: Size, how: How = crop
+def prepare_image(
+    image: Photo, size: Size, resize: Resize = crop
 ) -> tuple[UInt8[Tensor, "3 y x"], PixelGeometry]:
-    """A photo brought to a canvas of `size` = (height, width), and the geometry of doing so."""
+    """Return a photo resized to a canvas of `size` = (height, width), and the geometry."""
     if min(size) < 1 or min(image.shape[:2]) < 1:
-        raise BadInput(f"A photo of {image.shape[:2]} pixels cannot become a canvas of {size}.")
-    canvas, geometry = how(image, size)
+        raise UserError(f"A photo of {image.shape[:2]} pixels cannot be resized to {size}.")
+    canvas, geometry = resize(image, size)
     return torch.from_numpy(np.ascontiguousarray(canvas.transpose(2, 0, 1))), geometry
 
 
-def load(
-    paths: Sequence[Path], size: Size, how: How = crop
+def load_images(
+    paths: Sequence[Path], size: Size, resize: Resize = crop
 ) -> tuple[UInt8[Tensor, "i 3 y x"], PixelGeometry]:
-    """The photos of several files on one canvas size, ready for a `Batch`."""
+    """Load several files to one canvas size, ready for a `Batch`."""
     if not paths:
-        raise BadInput("No photo was named, so there is nothing to load.")
-    ready = [prepare(open_image(path)[0], size, how) for path in paths]
+        raise UserError("No photos to load: give at least one path.")
+    ready = [prepare_image(open_image(path)[0], size, resize) for path in paths]
     return torch.stack([image for image, _ in ready]), PixelGeometry.join([g for _, g in ready])
 
 
 def _read(source: Path | str | bytes) -> tuple[str, bytes]:
     if isinstance(source, bytes):
-        return f"The picture of {len(source)} bytes", source
+        return f"The image of {len(source)} bytes", source
     try:
         return str(source), Path(source).read_bytes()
     except (OSError, ValueError) as problem:
+        if isinstance(problem, OSError) and problem.errno in (ENOMEM, EMFILE, ENFILE, EIO):
+            raise RunError(f"{source} could not be read: {problem.strerror}.") from problem
         reason = getattr(problem, "strerror", None) or problem
-        raise BadInput(f"{source} cannot be read: {reason}.") from problem
+        raise UserError(f"{source} cannot be read: {reason}.") from problem
 
 
 def _kind(data: bytes) -> str | None:
-    """The format by the first bytes; a name's ending says nothing."""
+    """Return the format by the first bytes; file extensions are ignored."""
     if data[:3] == b"\xff\xd8\xff":
         return "JPEG"
     if data[:8] == b"\x89PNG\r\n\x1a\n":
@@ -131,28 +165,44 @@ def _kind(data: bytes) -> str | None:
     return None
 
 
-def _decode(name: str, data: bytes, kind: str, most: int) -> Photo:
+def _decode(name: str, data: bytes, kind: str, most: int, ratio: int) -> Photo:
     from PIL import Image
 
     with Image.open(io.BytesIO(data), formats=[kind]) as picture:
         width, height = picture.size
         if width * height > most:
-            raise BadInput(f"{name} has {height} x {width} pixels; at most {most:,} are opened.")
-        if kind == "PNG":  # pixels with a wrong checksum would be decoded without a word
+            raise UserError(
+                f"{name} has {height} x {width} pixels, more than the limit of {most:,}."
+            )
+        check_aspect_ratio(name, (height, width), ratio)
+        if kind == "PNG":  # Pillow decodes pixels with a wrong checksum silently
             picture.verify()
     with Image.open(io.BytesIO(data), formats=[kind]) as picture:
         picture.load()
         return np.array(_upright(_as_rgb(picture), _orientation(picture)), dtype=np.uint8)
 
 
+def check_aspect_ratio(name: str, size: Size, ratio: int = MAX_RATIO) -> None:
+    """Raise `UserError` for a (height, width) with too extreme an aspect ratio.
+
+    Image processors that enlarge such an image until its shorter side fits would allocate
+    gigabytes.
+    """
+    if max(size) > ratio * min(size):
+        raise UserError(
+            f"{name} has {size[0]} x {size[1]} pixels: the ratio of its sides is above the limit "
+            f"of {ratio}."
+        )
+
+
 def _reason(problem: Exception) -> str:
-    """What Pillow says, without the objects of ours that it names."""
+    """Return Pillow's message without object addresses."""
     said = re.sub(r" ?<[^<>]* object at 0x[0-9a-f]+>", "", str(problem))
     return " ".join(said.split())[:200] or type(problem).__name__
 
 
 def _orientation(picture: Any) -> int:
-    """The EXIF orientation, 1 to 8; a broken note about the camera does not break the picture."""
+    """Return the EXIF orientation, 1 to 8; broken EXIF data does not break the image."""
     try:
         return int(picture.getexif().get(0x0112, 1))
     except Exception:
@@ -178,7 +228,7 @@ def _as_rgb(picture: Any) -> Any:
     from PIL import Image
 
     if picture.mode.startswith("I"):  # 16 bits of grey: keep the upper 8, as for 16 bits of colour
-        values = np.asarray(picture).astype(np.int64)
+        values = np.asarray(picture)
         return Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if "transparency" in picture.info or picture.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         above = picture.convert("RGBA")
@@ -187,10 +237,27 @@ def _as_rgb(picture: Any) -> Any:
 
 
 def _resize(image: Photo, size: Size) -> Photo:
-    """Bicubic with antialiasing, each output pixel the mean of what it covers."""
+    """Resize bicubically with antialiasing."""
     from PIL import Image
 
-    if image.shape[:2] == size:
+    height, width = image.shape[:2]
+    if (height, width) == size:
         return image
+    if height * size[1] > max(MAX_RESIZED, width * size[0]):
+        # Pillow resizes rows first, which makes a tall image larger
+        turned = np.ascontiguousarray(image.swapaxes(0, 1))
+        return _resize(turned, (size[1], size[0])).swapaxes(0, 1)
     resized = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BICUBIC)
     return np.array(resized, dtype=np.uint8)
+
+
+def _window(image: Photo, whole: Size, corner: Size, size: Size) -> Photo:
+    """Return the part of `_resize` to `whole` at `corner`, computed from that part alone."""
+    from PIL import Image
+
+    down, across = image.shape[0] / whole[0], image.shape[1] / whole[1]
+    (top, left), (tall, wide) = corner, size
+    right, bottom = (left + wide) * across, (top + tall) * down
+    box = (left * across, top * down, min(right, image.shape[1]), min(bottom, image.shape[0]))
+    part = Image.fromarray(image).resize((wide, tall), Image.Resampling.BICUBIC, box=box)
+    return np.array(part, dtype=np.uint8)

@@ -1,8 +1,8 @@
-"""OSIE: photos, and where fifteen people looked when nothing was asked of them.
+"""OSIE: photos with the free-viewing fixations of fifteen people.
 
 Xu, Jiang, Wang, Kankanhalli and Zhao, "Predicting Human Gaze beyond Pixels", Journal of Vision
-2014, https://github.com/NUS-VIP/predicting-human-gaze-beyond-pixels. In `osie/` lie the photos,
-`images/`, and `fixations.json`: for every photo and person [[x...], [y...], [ms...]], in pixels of
+2014, https://github.com/NUS-VIP/predicting-human-gaze-beyond-pixels. `osie/` has the photos in
+`images/` and `fixations.json`: for every photo and person [[x...], [y...], [ms...]], in pixels of
 800 x 600, the size at which the photos were shown.
 """
 
@@ -12,42 +12,73 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from overt.attention import AttentionMap, Kind, grid, words
+from overt.attention import AttentionMap, grid
 from overt.data.batch import Batch
-from overt.data.images import How, Size, crop
-from overt.data.photos import ALL, Entry, PhotoSet, only_all, target
-from overt.errors import BadInput, Damaged
-from overt.files import digest, read_json
+from overt.data.download import require_file
+from overt.data.images import Resize, Size, crop
+from overt.data.photo_dataset import (
+    ALL,
+    PhotoDataset,
+    PhotoEntry,
+    check_count,
+    check_only_all,
+    density_target,
+    people_maps,
+)
+from overt.errors import CorruptFileError, UserError
 from overt.geometry import PixelGeometry
+from overt.io import digest, read_json
 
 FOLDER = "osie"
 PHOTOS = 700
 SHOWN = (600, 800)  # height and width on the screen
-DEGREE = (
-    24.0  # pixels on the screen in one degree of the eye's field: 800 of them were 33.7 degrees
-)
+DEGREE = 24.0  # screen pixels per degree of visual angle: 800 pixels were 33.7 degrees
 SIZE, CELLS = (224, 224), (14, 14)
 
 
 @dataclass(frozen=True, eq=False)
 class Fixations:
-    """Where one person looked in turn, (y, x) in pixels of the screen, and for how many ms."""
+    """Fixations of one person in order: (y, x) in screen pixels, and durations in ms."""
 
     points: Float[Tensor, "n 2"]
     times: Float[Tensor, " n"]
 
 
 class Osie:
-    """Photos with the density of people's fixations as target; there is one split, `all`.
+    """Photos with the density of people's fixations as target.
 
-    Every fixation is a Gaussian of `bandwidth` screen pixels, one degree of the eye's field unless
-    said otherwise, and counts the same, however long it was. The target is the mean over people of
-    the share of their fixations in each cell. `photos` says how many there are; None takes any
-    number.
+    Every fixation is a Gaussian of `bandwidth` screen pixels and counts the same, whatever its
+    duration. The target is the mean over people of the share of their fixations in each cell.
+
+    Args:
+        root: Data folder, see `data_root`.
+        split: `all`; there is no official split.
+        size: Canvas (height, width) in pixels.
+        resize: How a photo is brought to the canvas: `images.crop`, `fit` or `stretch`.
+        cells: Grid (rows, columns) of the target.
+        bandwidth: Standard deviation in screen pixels; the default is one degree of visual angle. 0
+            counts fixations.
+        photos: Expected number of photos; None accepts any number.
+
+    Raises:
+        UserError: The files are missing, or the split does not exist.
+        CorruptFileError: A file is not the published one; the message names file and record.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from overt.io import write_json
+        >>> person = [[400, 100], [300, 200], [250, 180]]  # two fixations: x, y, milliseconds
+        >>> with TemporaryDirectory() as root:
+        ...     write_json(Path(root, FOLDER, "fixations.json"), {"1001.jpg": [person]})
+        ...     Path(root, FOLDER, "images").mkdir()
+        ...     Image.new("RGB", (800, 600)).save(Path(root, FOLDER, "images", "1001.jpg"))
+        ...     data = Osie(root, photos=None)
+        ...     data.batch([0]).target.shape, data.points([0])[0][0].tolist()
+        ((1, 1, 1, 1, 196), [[300.0, 400.0], [200.0, 100.0]])
     """
 
     def __init__(
@@ -55,24 +86,23 @@ class Osie:
         root: Path | str,
         split: str = ALL,
         size: Size = SIZE,
-        how: How = crop,
+        resize: Resize = crop,
         cells: Size = CELLS,
         bandwidth: float = DEGREE,
         photos: int | None = PHOTOS,
     ) -> None:
         root = Path(root)
-        only_all("osie", split)
+        check_only_all("osie", split)
         if bandwidth < 0:
-            raise BadInput(f"A bandwidth of {bandwidth} pixels cannot be; 0 counts fixations.")
+            raise UserError(f"bandwidth must be at least 0, got {bandwidth}; 0 counts fixations.")
         self.name, self.split, self.cells, self.bandwidth = "osie", split, cells, bandwidth
         self._path = root / FOLDER / "fixations.json"
         table = read_fixations(self._path)
-        if photos is not None and len(table) != photos:
-            raise Damaged(f"{self._path} has {len(table)} photos, not {photos}; get it again.")
+        check_count(self._path, len(table), photos, "photos")
         self._people = list(table.values())
-        entries = [Entry(name, 0) for name in table]
+        entries = [PhotoEntry(name, 0) for name in table]
         folder = root / FOLDER / "images"
-        self._photos = PhotoSet("osie", split, folder, entries, ("photo",), size, how)
+        self._photos = PhotoDataset("osie", split, folder, entries, ("photo",), size, resize)
         self.files = self._photos.files
         self._brought: dict[int, PixelGeometry] = {}
         self._everybody: dict[tuple[float, ...], Float[Tensor, " k"]] = {}
@@ -81,75 +111,71 @@ class Osie:
         return len(self._photos)
 
     def fixations(self, indices: Sequence[int]) -> list[tuple[Fixations, ...]]:
-        """What each person looked at, photo by photo, in pixels of the screen."""
+        """Return the fixations of each person for each photo, in screen pixels."""
         return [self._people[place] for place in self._photos.places(indices)]
 
     def points(self, indices: Sequence[int]) -> list[list[Float[Tensor, "n 2"]]]:
-        """Where each person looked, (y, x) in pixels of the photo as it is stored."""
+        """Return the fixated points (y, x) of each person in pixels of the stored photo."""
         return self._points(indices, self._geometry(indices).size)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The photos at these places, with where people looked as target."""
+        """Return the photos at `indices`, with the fixation density as target."""
         found = self._photos.batch(indices)
         assert found.geometry is not None
         maps = self._maps(indices, found.geometry, self.bandwidth)
         shares = maps / maps.sum(dim=-1, keepdim=True).clamp_min(1e-12)
-        wanted = target(shares.mean(dim=1), self.cells, found.geometry)
+        wanted = density_target(shares.mean(dim=1), self.cells, found.geometry)
         return replace(found, labels=None, target=wanted)
 
     def people(self, indices: Sequence[int]) -> AttentionMap:
-        """Where each person looked, one query a person: fixations in each cell.
+        """Return the smoothed fixations of each person in each cell, one query per person.
 
-        `.each_row()` makes a sample of every person: what one says of the others is the ceiling.
+        `.each_row()` makes a sample of every person: agreement between people is the human ceiling.
         """
         return self._each(indices, self.bandwidth)
 
     def counts(self, indices: Sequence[int]) -> AttentionMap:
-        """How many fixations of each person fell into each cell, one query a person, not smoothed.
+        """Return the number of fixations of each person in each cell, one query per person, not
+        smoothed.
 
-        A person none of whose fixations fell on the canvas sees no cell.
+        A person without a fixation on the canvas sees no cell.
         """
         return self._each(indices, 0.0)
 
     def others(self, indices: Sequence[int]) -> AttentionMap:
-        """How many fixations on all other photos would fall into each cell of this one."""
+        """Return the number of fixations on all other photos in each cell of this one."""
         return self._elsewhere(indices, 0.0)
 
     def prior(self, indices: Sequence[int]) -> AttentionMap:
-        """Where people look whatever is shown: the density of all fixations on other photos.
+        """Return the density of all fixations on other photos: where people look regardless of the
+        image.
 
-        Each is a Gaussian of the set's bandwidth, and no photo is in its own prior.
+        Each fixation is a Gaussian of the dataset's bandwidth; no photo is in its own prior.
         """
         return self._elsewhere(indices, self.bandwidth).normalize()
 
     def digest(self) -> str:
-        """A hash of the photos, the fixations and the bandwidth."""
+        """Return a hash of the photos, the fixations and the bandwidth."""
         about = f"osie {self.bandwidth} {digest(self._path)} {self._photos.digest()}"
         return hashlib.sha256(about.encode()).hexdigest()
 
     def _each(self, indices: Sequence[int], bandwidth: float) -> AttentionMap:
         geometry = self._geometry(indices)
-        maps = self._maps(indices, geometry, bandwidth)
-        return AttentionMap(
-            rearrange(maps, "b p k -> b 1 1 p k"),
-            grid(*self.cells, geometry=geometry),
-            words(maps.shape[1], name="people"),
-            (maps.sum(dim=-1, keepdim=True) > 0).expand(maps.shape),
-            Kind.AMOUNT,
-        )
+        return people_maps(self._maps(indices, geometry, bandwidth), self.cells, geometry)
 
     def _elsewhere(self, indices: Sequence[int], bandwidth: float) -> AttentionMap:
-        """What the fixations on all photos put into the cells, less those on the photo itself."""
+        """Return the fixations on all photos in the cells, minus those on the photo itself."""
         geometry = self._geometry(indices)
         own = self._maps(indices, geometry, bandwidth).double().sum(dim=1)
         whole = torch.zeros_like(own)
         for row in range(len(own)):
             whole[row] = self._everywhere(geometry[row], bandwidth)
-        rest = torch.where(whole - own > 1e-6 * whole, whole - own, 0)  # rounding is no fixation
+        rest = whole - own
+        rest = torch.where(rest > 1e-6 * whole, rest, 0)  # less is a rounding error
         return AttentionMap.from_cells(rest.float(), grid(*self.cells, geometry=geometry))
 
     def _everywhere(self, one: PixelGeometry, bandwidth: float) -> Float[Tensor, " k"]:
-        """All fixations of the data set on the cells of a photo; kept for photos brought alike."""
+        """Return all fixations of the dataset on the cells of a photo; cached by geometry."""
         parts = (one.size, one.scale, one.offset, one.cells(self.cells))
         key = (bandwidth, *(value for part in parts for value in part.flatten().tolist()))
         if key not in self._everybody:
@@ -161,7 +187,7 @@ class Osie:
         return self._everybody[key]
 
     def _geometry(self, indices: Sequence[int]) -> PixelGeometry:
-        """How each photo was brought to the canvas; a photo is opened for it once."""
+        """Return how each photo was resized; a photo is opened for it once."""
         places = self._photos.places(indices)
         for place in places:
             if place not in self._brought:
@@ -194,18 +220,17 @@ class Osie:
 
 
 def read_fixations(path: Path) -> dict[str, tuple[Fixations, ...]]:
-    """The people of every photo; one in another form is `Damaged`, with photo and person."""
-    if not path.is_file():
-        raise BadInput(f"{path} is missing; `overt data list` says how to get it.")
+    """Read the fixations of every photo and person, and check them."""
+    require_file(path)
     table = read_json(path)
     if not isinstance(table, dict) or not table:
-        raise Damaged(f"{path} is no table of photos; get it again.")
+        raise CorruptFileError(f"{path} is not a table of photos; download it again.")
     return {name: _people(path, name, people) for name, people in table.items()}
 
 
 def _people(path: Path, photo: str, people: object) -> tuple[Fixations, ...]:
     if not isinstance(people, list) or not people:
-        raise Damaged(f"{path}: nobody looked at {photo}; get it again.")
+        raise CorruptFileError(f"{path}: {photo} has no people; download it again.")
     found = []
     for number, person in enumerate(people):
         try:
@@ -221,8 +246,8 @@ def _people(path: Path, photo: str, people: object) -> tuple[Fixations, ...]:
     return tuple(found)
 
 
-def _wrong(path: Path, photo: str, number: int) -> Damaged:
-    return Damaged(
+def _wrong(path: Path, photo: str, number: int) -> CorruptFileError:
+    return CorruptFileError(
         f"{path}: person {number} of {photo} has no fixations [[x...], [y...], [ms...]] on the "
-        "screen; get it again."
+        "screen; download it again."
     )

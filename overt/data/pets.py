@@ -1,9 +1,9 @@
-"""Oxford-IIIT Pets: photos of cats and dogs of 37 breeds, each cut out by hand.
+"""Oxford-IIIT Pets: photos of cats and dogs of 37 breeds, segmented by hand.
 
 Parkhi, Vedaldi, Zisserman and Jawahar, "Cats and Dogs", CVPR 2012,
-https://www.robots.ox.ac.uk/~vgg/data/pets/. In `oxford-iiit-pet/` lie `images/NAME.jpg`,
-`annotations/trimaps/NAME.png` with 1 for the animal, 2 for what is around it and 3 for the edge,
-and `annotations/{trainval,test}.txt`, a line a photo: NAME, breed, 1 cat or 2 dog, and its number.
+https://www.robots.ox.ac.uk/~vgg/data/pets/. `oxford-iiit-pet/` has `images/NAME.jpg`,
+`annotations/trimaps/NAME.png` with 1 for the animal, 2 for the background and 3 for the edge, and
+`annotations/{trainval,test}.txt`, one line per photo: NAME, breed, 1 cat or 2 dog, and its number.
 """
 
 import re
@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from overt.data.images import How, Size, open_image, stretch
-from overt.data.objects import Mask, Outlined, Things
-from overt.data.photos import counted, read_lines
-from overt.errors import BadInput, Damaged
-from overt.files import digest
+from overt.data.images import Resize, Size, open_image, stretch
+from overt.data.object_masks import Mask, ObjectGroup, ObjectMasks, check_listed
+from overt.data.photo_dataset import check_photo_count, read_lines
+from overt.errors import CorruptFileError, UserError
+from overt.io import digest
 
 FOLDER = "oxford-iiit-pet"
 PHOTOS = {"trainval": 3_680, "test": 3_669}
@@ -27,16 +27,16 @@ BREEDS = 37
 SIZE, CELLS = (224, 224), (14, 14)
 NAME = re.compile(r"([A-Za-z_]+)_(\d+)")
 
-Inside = Callable[[Int[Tensor, "y x"]], Mask]
+TrimapRule = Callable[[Int[Tensor, "y x"]], Mask]
 
 
 def animal(trimap: Int[Tensor, "y x"]) -> Mask:
-    """What is surely the animal."""
+    """Return the pixels that are certainly the animal."""
     return trimap == 1
 
 
 def animal_and_edge(trimap: Int[Tensor, "y x"]) -> Mask:
-    """The animal with the edge, where nobody can tell."""
+    """Return the pixels of the animal and of its uncertain edge."""
     return trimap != 2
 
 
@@ -44,54 +44,80 @@ def oxford_pets(
     root: Path | str,
     split: str = "test",
     size: Size = SIZE,
-    how: How = stretch,
+    resize: Resize = stretch,
     cells: Size = CELLS,
-    inside: Inside = animal,
+    inside: TrimapRule = animal,
     photos: dict[str, int] | None = PHOTOS,
-) -> Outlined:
-    """Photos with the outline of the animal; trainval or test, as published.
+) -> ObjectMasks:
+    """Open Oxford-IIIT Pets with the mask of the animal.
 
-    `inside` says what of a trimap is the animal. There are no boxes: those of the official files
-    are of heads, and of some photos only. `photos` says how many a split has; None takes any
-    number.
+    There are no boxes: the official ones are of heads, and of some photos only.
+
+    Args:
+        root: Data folder, see `data_root`.
+        split: `trainval` or `test`.
+        size: Canvas (height, width) in pixels.
+        resize: How a photo is brought to the canvas: `images.crop`, `fit` or `stretch`.
+        cells: Grid (rows, columns) of the target.
+        inside: Which pixels of a trimap are inside: `animal` or `animal_and_edge`.
+        photos: Expected number of photos per split; None accepts any number.
+
+    Returns:
+        The photos with masks.
+
+    Raises:
+        UserError: The files are missing, or the split does not exist.
+        CorruptFileError: A file is not the published one; the message names file and record.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from overt.io import write_text
+        >>> with TemporaryDirectory() as root:
+        ...     folder = Path(root, FOLDER)
+        ...     write_text(folder / "annotations" / "test.txt", "Abyssinian_201 1 1 1")
+        ...     (folder / "images").mkdir()
+        ...     Image.new("RGB", (8, 6)).save(folder / "images" / "Abyssinian_201.jpg")
+        ...     (folder / "annotations" / "trimaps").mkdir()
+        ...     Image.new("L", (8, 6), 1).save(folder / "annotations/trimaps/Abyssinian_201.png")
+        ...     oxford_pets(root, "test", photos=None).batch([0]).groups
+        ('Abyssinian',)
     """
     root = Path(root)
     if split not in PHOTOS:
-        raise BadInput(f"pets has {' and '.join(PHOTOS)}, not {split!r}.")
+        raise UserError(f"pets has {' and '.join(PHOTOS)}, not {split!r}.")
     folder = root / FOLDER
     listed = folder / "annotations" / f"{split}.txt"
     names, breeds, classes = _read(listed)
-    counted(listed, len(names), None if photos is None else photos[split])
+    check_photo_count(listed, len(names), None if photos is None else photos[split])
     pictures = [folder / "annotations" / "trimaps" / f"{name}.png" for name in names]
-    for picture in pictures:
-        if not picture.is_file():
-            raise Damaged(f"{picture} is missing, but {split} names it; get it again.")
-    return Outlined(
+    check_listed(pictures, split)
+    return ObjectMasks(
         "pets",
         split,
         folder / "images",
         [f"{name}.jpg" for name in names],
-        [Things(photo, breed, ()) for photo, breed in enumerate(breeds)],
+        [ObjectGroup(photo, breed, ()) for photo, breed in enumerate(breeds)],
         classes,
         partial(_cut_out, pictures=pictures, inside=inside),
         size,
-        how,
+        resize,
         cells,
         f"pets {inside.__name__} {digest(listed)} {[digest(one) for one in pictures]}",
     )
 
 
-def _cut_out(things: Things, size: Size, pictures: Sequence[Path], inside: Inside) -> Mask:
+def _cut_out(things: ObjectGroup, size: Size, pictures: Sequence[Path], inside: TrimapRule) -> Mask:
     path = pictures[things.photo]
     pixels, _ = open_image(path)
     trimap = torch.from_numpy(pixels[..., 0].astype("int64"))
     if not bool(((trimap >= 1) & (trimap <= 3)).all()):
-        raise Damaged(f"{path} holds other numbers than 1, 2 and 3; get it again.")
+        raise CorruptFileError(f"{path} has values other than 1, 2 and 3; download it again.")
     return inside(trimap)
 
 
 def _read(path: Path) -> tuple[list[str], list[int], tuple[str, ...]]:
-    """The photos of a list, the breed of each from 0, and the names of the breeds by number."""
+    """Return the photos of a list, the breed of each from 0, and the names of the breeds."""
     names, breeds = [], []
     classes = [f"breed {number + 1}" for number in range(BREEDS)]
     for number, line in enumerate(read_lines(path), start=1):
@@ -100,7 +126,7 @@ def _read(path: Path) -> tuple[list[str], list[int], tuple[str, ...]]:
         parts = line.split()
         name = NAME.fullmatch(parts[0])
         if len(parts) != 4 or name is None or parts[1] not in map(str, range(1, BREEDS + 1)):
-            raise Damaged(f"{path}: line {number} is not `NAME BREED SPECIES NUMBER`.")
+            raise CorruptFileError(f"{path}: line {number} is not `NAME BREED SPECIES NUMBER`.")
         names.append(parts[0])
         breeds.append(int(parts[1]) - 1)
         classes[breeds[-1]] = name[1]

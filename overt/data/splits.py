@@ -1,19 +1,24 @@
-"""Which records belong to train, val and test, the same on every machine and for ever."""
+"""Fixed splits into train, val and test, the same on every machine."""
 
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.errors import BadInput
+from overt.errors import UserError
 
-SEED = 2018  # of the held-out records; a constant, so that nobody's val is somebody's train
+SEED = 2018  # of the held-out records; constant, so that splits never overlap between runs
 
 Indices = NDArray[np.int64]
 
 
 class Split(StrEnum):
-    """The parts of a data set. `val` is held out of the official training part."""
+    """Parts of a dataset; `val` is held out of the official training part.
+
+    Example:
+        >>> Split("val") is Split.VAL, str(Split.VAL)
+        (True, 'val')
+    """
 
     TRAIN = "train"
     VAL = "val"
@@ -22,42 +27,56 @@ class Split(StrEnum):
 
 
 class Labels(StrEnum):
-    """Which of two sets of classes: the many fine ones or the few coarse ones."""
+    """Granularity of classes: fine or coarse.
+
+    Example:
+        >>> Labels("coarse") is Labels.COARSE
+        True
+    """
 
     FINE = "fine"
     COARSE = "coarse"
 
 
-def split_of(name: str) -> Split:
-    """The split of that name; another name is `BadInput` and the sentence lists the right ones."""
+def parse_split(name: str) -> Split:
+    """Return the split of that name; raise `UserError` for another name."""
     try:
         return Split(name)
     except ValueError:
         known = ", ".join(split.value for split in Split)
-        raise BadInput(f"There is no split {name!r}; choose one of: {known}.") from None
+        raise UserError(f"Unknown split {name!r}: choose from {known}.") from None
 
 
-def labels_of(name: str) -> Labels:
-    """The labels of that name: fine or coarse."""
+def parse_official_split(dataset: str, name: str) -> Split:
+    """Return train, val or test of a dataset with these three; raise `UserError` for another."""
+    if name not in (Split.TRAIN, Split.VAL, Split.TEST):
+        raise UserError(f"{dataset} has train, val and test, not {name!r}.")
+    return Split(name)
+
+
+def parse_labels(name: str) -> Labels:
+    """Return the labels of that name: fine or coarse."""
     try:
         return Labels(name)
     except ValueError:
-        raise BadInput(f"There are no {name!r} labels; choose fine or coarse.") from None
+        raise UserError(f"Unknown labels {name!r}: choose fine or coarse.") from None
 
 
-def held_out(count: int, validation: int) -> tuple[Indices, Indices]:
-    """The records of `train` and of `val`: val is the last of a fixed permutation, both sorted."""
+def hold_out_indices(count: int, validation: int) -> tuple[Indices, Indices]:
+    """Return the records of `train` and of `val`, by a fixed permutation, both sorted."""
     if not 0 <= validation < count:
-        raise BadInput(f"{validation} of {count} training records cannot be held out.")
-    # NumPy promises that this old stream never changes; the newer Generator may.
+        raise UserError(
+            f"validation must be 0 to {count - 1} of {count} records, got {validation}."
+        )
+    # NumPy guarantees that this legacy stream never changes; that of Generator may.
     order = np.random.RandomState(SEED).permutation(count).astype(np.int64)
     cut = count - validation
     return np.sort(order[:cut]), np.sort(order[cut:])
 
 
-def rows_of(split: Split, count: int, validation: int) -> Indices:
-    """The records of the official part behind `split` that belong to it, in the file's order."""
+def split_indices(split: Split, count: int, validation: int) -> Indices:
+    """Return the records of the official part behind `split` that belong to it, sorted."""
     if split in (Split.TEST, Split.TRAIN_VAL):
         return np.arange(count, dtype=np.int64)
-    train, val = held_out(count, validation)
+    train, val = hold_out_indices(count, validation)
     return train if split is Split.TRAIN else val

@@ -1,4 +1,4 @@
-"""TREC questions and what they ask for: 6 coarse or 50 fine classes.
+"""TREC question classification: 6 coarse or 50 fine classes.
 
 Li and Roth, "Learning Question Classifiers", COLING 2002,
 https://cogcomp.seas.upenn.edu/Data/QA/QC/. A line is `COARSE:fine question`, in ISO-8859-1.
@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 from overt.data.batch import Batch
-from overt.data.splits import Labels, Split, labels_of, rows_of, split_of
-from overt.data.vocabulary import Reader, Vocabulary, pad, tokenize
-from overt.errors import BadInput, Damaged
-from overt.files import digest
-from overt.geometry import TextGeometry
+from overt.data.dataset import check_indices
+from overt.data.download import require_file
+from overt.data.splits import Labels, Split, parse_labels, parse_split, split_indices
+from overt.data.vocabulary import Tokenizer, Vocabulary, pad_texts, tokenize
+from overt.errors import CorruptFileError
+from overt.io import digest
 
 FOLDER = "trec"
 TRAIN_FILE, TEST_FILE = "train_5500.label", "TREC_10.label"
@@ -38,31 +39,53 @@ FINE_NAMES = tuple(f"{coarse}:{fine}" for coarse in FINE_OF for fine in FINE_OF[
 
 
 def read_questions(path: Path, records: int) -> list[tuple[str, str]]:
-    """The (fine label, question) of every line.
+    """Read the (fine label, question) of every line.
 
-    A file with another number of lines, or a line in another form, is `Damaged`; the sentence
-    names the file and the line.
+    Another number of lines, or a malformed line, raises `CorruptFileError`.
     """
-    if not path.is_file():
-        raise BadInput(f"{path} is missing; `overt data list` says how to get it.")
+    require_file(path)
     lines = path.read_bytes().decode("iso-8859-1").split("\n")
     questions = []
     for number, line in enumerate(lines[:-1], start=1):
         found = LINE.fullmatch(line)
         label = f"{found[1]}:{found[2]}" if found else ""
         if not found or label not in FINE_NAMES:
-            raise Damaged(f"{path}: line {number} is not `COARSE:fine question`: {line[:40]!r}.")
+            raise CorruptFileError(
+                f"{path}: line {number} is not `COARSE:fine question`: {line[:40]!r}."
+            )
         questions.append((label, found[3]))
     if lines[-1] or len(questions) != records:
-        raise Damaged(f"{path} ends in line {len(questions) + 1} of {records}; get the file again.")
+        raise CorruptFileError(
+            f"{path} ends in line {len(questions) + 1} of {records}; download the file again."
+        )
     return questions
 
 
 class Trec:
     """Questions and their classes: 4,952 / 500 / 500 in train / val / test.
 
-    Without a reader the words of `train` are the vocabulary, whichever split is asked for.
-    `records` says how many lines the files have, where they are not the official ones.
+    Args:
+        root: Data folder, see `data_root`.
+        split: `train`, `val`, `test` or `train+val`.
+        labels: `coarse` or `fine`.
+        reader: Tokenizer; None builds a vocabulary from the training part.
+        minimum: Count from which a word is in the vocabulary.
+        records: Number of lines of each file; None expects the official number.
+        validation: Number of training items held out as `val`.
+
+    Raises:
+        UserError: The files are missing, or the split does not exist.
+        CorruptFileError: A file is not the published one; the message names file and record.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from overt.io import write_text
+        >>> lines = "HUM:ind Who is the king ?\\nNUM:date When ?\\nLOC:city Which city ?\\n"
+        >>> with TemporaryDirectory() as root:
+        ...     write_text(Path(root, FOLDER, TRAIN_FILE), lines)
+        ...     data = Trec(root, "train+val", records=3, validation=1)
+        >>> data.batch([0]).text.texts, data.batch([0]).groups
+        (('Who is the king ?',), ('HUM',))
     """
 
     def __init__(
@@ -70,18 +93,18 @@ class Trec:
         root: Path | str,
         split: str = Split.TRAIN,
         labels: str = Labels.COARSE,
-        reader: Reader | None = None,
+        reader: Tokenizer | None = None,
         minimum: int = 1,
         records: int | None = None,
         validation: int = VALIDATION,
     ) -> None:
         root = Path(root)
-        self.name, self.split, self.kind = "trec6", split_of(split), labels_of(labels)
+        self.name, self.split, self.kind = "trec6", parse_split(split), parse_labels(labels)
         self.classes = FINE_NAMES if self.kind is Labels.FINE else COARSE_NAMES
         self._path = root / FOLDER / (TEST_FILE if self.split is Split.TEST else TRAIN_FILE)
         self._validation = validation
         found = read_questions(self._path, records or OFFICIAL[self._path.name])
-        self._rows = [int(row) for row in rows_of(self.split, len(found), validation)]
+        self._rows = [int(row) for row in split_indices(self.split, len(found), validation)]
         self._questions = [found[row] for row in self._rows]
         if self.split is Split.TEST and reader is None:
             found = read_questions(root / FOLDER / TRAIN_FILE, records or OFFICIAL[TRAIN_FILE])
@@ -92,27 +115,24 @@ class Trec:
         return len(self._questions)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The questions at these places of the split; `groups` are the coarse classes."""
-        for place in indices:
-            if not 0 <= place < len(self):
-                raise BadInput(f"trec6 {self.split} has 0 to {len(self) - 1}, not {place}.")
+        """Return the questions at `indices`; `groups` are the coarse classes."""
+        places = check_indices(self, indices)
         part = "test" if self.split is Split.TEST else "train"
-        chosen = [self._questions[place] for place in indices]
-        read = [self._read[place] for place in indices]
-        tokens, mask, spans = pad(
-            [ids for ids, _ in read], [spans for _, spans in read], self.reader.padding
-        )
+        chosen = [self._questions[place] for place in places]
+        texts = [text for _, text in chosen]
+        read = [self._read[place] for place in places]
+        tokens, mask, text = pad_texts(texts, read, self.reader.padding)
         return Batch(
-            ids=tuple(f"trec6/{part}/{self._rows[place]:04d}" for place in indices),
+            ids=tuple(f"trec6/{part}/{self._rows[place]:04d}" for place in places),
             tokens=tokens,
             token_mask=mask,
-            text=TextGeometry(tuple(text for _, text in chosen), spans),
+            text=text,
             labels=torch.tensor([self._class(label) for label, _ in chosen], dtype=torch.long),
             groups=tuple(label.partition(":")[0] for label, _ in chosen),
         )
 
     def digest(self) -> str:
-        """A hash of the file, the split and the labels chosen; the reader is not part of it."""
+        """Return a hash of the file, the split and the labels; the tokenizer is not part of it."""
         about = f"trec6 {self.split} {self.kind} {self._validation} {digest(self._path)}"
         return hashlib.sha256(about.encode()).hexdigest()
 
@@ -121,7 +141,7 @@ class Trec:
 
 
 def _vocabulary(train: Sequence[tuple[str, str]], minimum: int, validation: int) -> Vocabulary:
-    """The words of the training part without what is held out."""
-    rows = rows_of(Split.TRAIN, len(train), validation)
+    """Build the vocabulary from the training part without the held-out records."""
+    rows = split_indices(Split.TRAIN, len(train), validation)
     words = ([word for word, _, _ in tokenize(train[row][1])] for row in rows)
     return Vocabulary.build(words, minimum)

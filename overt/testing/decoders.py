@@ -1,4 +1,4 @@
-"""The contract of a decoder: steps that leave their state as it was, in any order."""
+"""Contract of decoders with incremental state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from overt.data.batch import Batch
-from overt.models.output import Output
+from overt.nn.output import Output
 from overt.testing.models import (
-    Case,
-    Complaint,
+    Failure,
+    ModelCase,
     differs,
-    maps_keep_their_promise,
+    maps_are_valid,
     output_is_an_output,
     prediction_is_finite,
     select,
@@ -26,34 +26,49 @@ def check_decoder(
     tokens: Int[Tensor, "b n"],
     tolerance: float = 1e-5,
 ) -> None:
-    """Raise an AssertionError that names the promise a decoder breaks when it is fed `tokens`.
+    """Check the contract of a decoder.
 
-    Each step gives an `Output` that keeps its promises; a step leaves its state as it was, so that
-    it can be taken again; a reordered state goes on as its samples would, also when one sample is
-    named twice; and no sample depends on another.
+    Each step returns a valid `Output` and does not modify its state, so that it can be repeated; a
+    reordered state continues like its samples, also if one is repeated; samples are independent.
+
+    Args:
+        make_model: Builds a new model.
+        batch: The batch to decode.
+        tokens: The tokens to feed, one column per step.
+        tolerance: The tolerance of comparisons.
+
+    Raises:
+        AssertionError: A check failed; the message names the step and the check.
+
+    Example:
+        >>> from overt.testing import Copier, toy_batch
+        >>> batch = toy_batch(3)
+        >>> check_decoder(Copier, batch, batch.tokens)  # passes
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = make_model().eval()
         whole = _decode(model, batch, tokens)
         for number, (state, output) in enumerate(whole):
-            case = Case(make_model, model, batch, None, output, (), tolerance)
-            for check in (output_is_an_output, prediction_is_finite, maps_keep_their_promise):
-                _complain(f"step {number}, {check.__name__}", check(case))
+            case = ModelCase(make_model, model, batch, None, output, (), tolerance)
+            for check in (output_is_an_output, prediction_is_finite, maps_are_valid):
+                _raise_failure(f"step {number}, {check.__name__}", check(case))
+            # the same state again: a step that changed it in place would differ
             again, _ = model.step(state, tokens[:, number])  # type: ignore[operator]
-            _complain(f"step {number} taken again", differs(again, output, 0.0))
+            _raise_failure(f"step {number} repeated", differs(again, output, 0.0))
+            # reversed, with the first sample twice, as beam search may need it
             rows = torch.tensor([*reversed(range(len(batch))), 0])
             turned = state.reorder(rows)
             found, _ = model.step(turned, tokens[rows, number])  # type: ignore[operator]
             expected = select(output, rows)
-            _complain(f"step {number} reordered", differs(found, expected, tolerance))
+            _raise_failure(f"step {number} reordered", differs(found, expected, tolerance))
         alone = _decode(model, batch.select(torch.tensor([0])), tokens[:1])
         for number, ((_, output), (_, single)) in enumerate(zip(whole, alone, strict=True)):
             first = select(output, torch.tensor([0]))
-            _complain(f"step {number} of a sample alone", differs(single, first, tolerance))
+            _raise_failure(f"step {number} of a sample alone", differs(single, first, tolerance))
 
 
 def _decode(model: Any, batch: Batch, tokens: Tensor) -> list[tuple[Any, Output]]:
-    """Every state, and what was written from it."""
+    """Return every state with its output."""
     state, steps = model.start(model.encode(batch)), []
     for token in tokens.unbind(dim=1):
         output, after = model.step(state, token)
@@ -62,6 +77,6 @@ def _decode(model: Any, batch: Batch, tokens: Tensor) -> list[tuple[Any, Output]
     return steps
 
 
-def _complain(where: str, complaint: Complaint) -> None:
-    if complaint is not None:
-        raise AssertionError(f"{where}: {complaint}")
+def _raise_failure(where: str, failure: Failure) -> None:
+    if failure is not None:
+        raise AssertionError(f"{where}: {failure}")

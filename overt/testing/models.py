@@ -1,4 +1,4 @@
-"""The contract of a model: what goes from a batch to an `Output`, checked promise by promise."""
+"""Contract of models: from a batch to an `Output`."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +12,22 @@ from torch import Tensor, nn
 
 from overt.attention import AttentionMap, Kind
 from overt.data.batch import Batch
-from overt.models.output import Output
+from overt.nn.output import Output
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
-    """A model in eval mode, the batch it is checked on, and what it answered."""
+class ModelCase:
+    """A model in evaluation mode, the batch it is checked on, and its output.
+
+    Args:
+        make: Builds the model.
+        model: The model.
+        batch: The batch.
+        features: The encoded batch.
+        output: The output of the model.
+        unreached: Prefixes of the names of parameters without a gradient.
+        tolerance: The tolerance of comparisons.
+    """
 
     make: Callable[[], nn.Module]
     model: nn.Module
@@ -28,16 +38,16 @@ class Case:
     tolerance: float
 
     def spans(self) -> dict[str, int]:
-        """The spans the model attends to, and how many positions each has."""
+        """Return the number of positions of each span that the model attends to."""
         return {span.name: len(span) for one in self.output.attention for span in one.keys.spans}
 
     def mask(self, name: str, value: float) -> Float[Tensor, "b k"]:
-        """A mask over one span with the same value everywhere."""
+        """Return a constant mask over one span."""
         device = self.output.prediction.device
         return torch.full((len(self.batch), self.spans()[name]), value, device=device)
 
 
-Complaint = str | None
+Failure = str | None
 
 
 def check_model(
@@ -46,40 +56,53 @@ def check_model(
     unreached: Sequence[str] = (),
     tolerance: float = 1e-5,
 ) -> tuple[str, ...]:
-    """Raise an AssertionError that names the promise a model breaks; else the names of all checks.
+    """Check the contract of a model.
 
-    `make_model` builds a model anew each time. `batch` should have two samples or more, with texts
-    of unequal length where there are texts. `unreached` are the beginnings of the names of
-    parameters that need no gradient. Numbers that rounding may move agree to `tolerance`.
+    Args:
+        make_model: Builds a new model.
+        batch: At least two samples, with texts of unequal length if there are texts.
+        unreached: Prefixes of the names of parameters that need no gradient.
+        tolerance: The tolerance of comparisons.
+
+    Returns:
+        The names of all checks.
+
+    Raises:
+        AssertionError: A check failed; the message names it.
+
+    Example:
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> check_model(PlantedCell, toy_batch())[0]
+        'output_is_an_output'
     """
     with torch.random.fork_rng(devices=[]):
         model = make_model().eval()
         with torch.no_grad():
             features = _encode(model, batch)
             output = _decide(model, features)
-        case = Case(make_model, model, batch, features, output, tuple(unreached), tolerance)
+        case = ModelCase(make_model, model, batch, features, output, tuple(unreached), tolerance)
         for check in CHECKS:
             name = check.__name__
             try:
-                complaint = check(case)
+                failure = check(case)
             except Exception as error:
                 raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
-            if complaint is not None:
-                raise AssertionError(f"{name}: {complaint}")
+            if failure is not None:
+                raise AssertionError(f"{name}: {failure}")
     return tuple(check.__name__ for check in CHECKS)
 
 
-def output_is_an_output(case: Case) -> Complaint:
-    """What comes out is an `Output` with a tuple of maps."""
+def output_is_an_output(case: ModelCase) -> Failure:
+    """`decide` returns an `Output` with a tuple of maps."""
     if not isinstance(case.output, Output):
-        return f"decide gave a {type(case.output).__name__}"
+        return f"decide returned a {type(case.output).__name__}"
     if not isinstance(case.output.attention, tuple):
         return f"attention is a {type(case.output.attention).__name__}, not a tuple"
     return None
 
 
-def prediction_is_finite(case: Case) -> Complaint:
-    """One row of floating-point logits a sample, all finite."""
+def prediction_is_finite(case: ModelCase) -> Failure:
+    """The prediction has one row of finite floating-point logits per sample."""
     prediction = case.output.prediction
     if prediction.ndim != 2 or len(prediction) != len(case.batch):
         return f"shape {tuple(prediction.shape)} for {len(case.batch)} samples"
@@ -88,8 +111,8 @@ def prediction_is_finite(case: Case) -> Complaint:
     return None if prediction.isfinite().all() else "some logits are not finite"
 
 
-def maps_keep_their_promise(case: Case) -> Complaint:
-    """Five axes, one row a sample, and what `AttentionMap.check` asks for."""
+def maps_are_valid(case: ModelCase) -> Failure:
+    """Maps have five axes and one row per sample, and pass `AttentionMap.check`."""
     for at, one in enumerate(case.output.attention):
         if not isinstance(one, AttentionMap):
             return f"map {at} is a {type(one).__name__}"
@@ -99,8 +122,8 @@ def maps_keep_their_promise(case: Case) -> Complaint:
     return None
 
 
-def rows_sum_to_one(case: Case) -> Complaint:
-    """Every row of probabilities that sees a key gives away all of its attention."""
+def rows_sum_to_one(case: ModelCase) -> Failure:
+    """Every row of probabilities with a visible key sums to one."""
     for at, one in enumerate(case.output.attention):
         if one.kind is Kind.PROBABILITY:
             sums = one.weights.float().sum(dim=-1)
@@ -111,8 +134,8 @@ def rows_sum_to_one(case: Case) -> Complaint:
     return None
 
 
-def extras_are_tensors(case: Case) -> Complaint:
-    """Extras have names and are finite tensors."""
+def extras_are_tensors(case: ModelCase) -> Failure:
+    """Extras have string names and are finite tensors."""
     for name, value in case.output.extras.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             return f"extra {name!r} is a {type(value).__name__}"
@@ -121,36 +144,37 @@ def extras_are_tensors(case: Case) -> Complaint:
     return None
 
 
-def forward_is_decide_of_encode(case: Case) -> Complaint:
-    """`forward(batch)` and `decide(encode(batch))` give exactly the same."""
+def forward_is_decide_of_encode(case: ModelCase) -> Failure:
+    """`forward(batch)` and `decide(encode(batch))` are exactly equal."""
     return differs(case.model(case.batch), case.output, 0.0)
 
 
-def eval_is_deterministic(case: Case) -> Complaint:
-    """The same batch gives exactly the same twice, whatever the random state."""
+def eval_is_deterministic(case: ModelCase) -> Failure:
+    """The same batch gives exactly the same output twice, for any random state."""
     torch.manual_seed(1)
     first = case.model(case.batch)
     torch.manual_seed(2)
     return differs(case.model(case.batch), first, 0.0)
 
 
-def features_can_be_used_again(case: Case) -> Complaint:
-    """`decide` leaves features as they are: a second, third and masked call find them unchanged."""
+def features_are_reusable(case: ModelCase) -> Failure:
+    """`decide` does not modify features: repeated and masked calls see the same ones."""
+    # removing a span first: a masked call that writes into the features would change the last one
     for name in case.spans():
         _decide(case.model, case.features, {name: case.mask(name, 0.0)})
     return differs(_decide(case.model, case.features), case.output, 0.0)
 
 
-def inputs_are_left_alone(case: Case) -> Complaint:
-    """No tensor of the batch is written to."""
+def inputs_are_not_modified(case: ModelCase) -> Failure:
+    """No tensor of the batch is modified."""
     before = {name: (value, value.clone()) for name, value in _tensors("batch", case.batch)}
     case.model(case.batch)
     changed = [name for name, (value, kept) in before.items() if not torch.equal(value, kept)]
     return f"{changed} changed" if changed else None
 
 
-def model_is_left_as_found(case: Case) -> Complaint:
-    """Mode, gradients, and in eval mode weights and buffers are as they were before a pass."""
+def model_is_not_modified(case: ModelCase) -> Failure:
+    """A forward pass changes no mode or gradient, and in eval mode no parameter or buffer."""
     model = copy.deepcopy(case.model)
     for training in (True, False):
         model.train(training)
@@ -158,46 +182,47 @@ def model_is_left_as_found(case: Case) -> Complaint:
         wanted = [value.requires_grad for value in model.parameters()]
         model(case.batch)
         if any(module.training is not training for module in model.modules()):
-            return "a pass changed between train and eval mode"
+            return "a forward pass changed the train or eval mode"
         if [value.requires_grad for value in model.parameters()] != wanted:
-            return "a pass changed what requires a gradient"
+            return "a forward pass changed requires_grad"
         if any(value.grad is not None for value in model.parameters()):
-            return "a pass left gradients behind"
+            return "a forward pass left gradients"
         if not training:
             after = model.state_dict()
             moved = [name for name, value in state.items() if not torch.equal(value, after[name])]
             if moved:
-                return f"a pass in eval mode changed {moved}"
+                return f"a forward pass in eval mode changed {moved}"
     return None
 
 
-def samples_stand_alone(case: Case) -> Complaint:
-    """A sample is answered the same alone as in a batch."""
+def samples_are_independent(case: ModelCase) -> Failure:
+    """The output of a sample is the same alone and in a batch."""
     for at in range(min(3, len(case.batch))):
         alone = torch.tensor([at], device=case.output.prediction.device)
-        complaint = differs(
+        failure = differs(
             case.model(case.batch.select(alone)), select(case.output, alone), case.tolerance
         )
-        if complaint is not None:
-            return f"sample {at} alone: {complaint}"
+        if failure is not None:
+            return f"sample {at} alone: {failure}"
     return None
 
 
-def order_does_not_matter(case: Case) -> Complaint:
-    """Samples in another order give the same answers in that order."""
+def sample_order_is_equivariant(case: ModelCase) -> Failure:
+    """Permuting the samples permutes the outputs."""
     order = torch.arange(len(case.batch), device=case.output.prediction.device).flip(0)
     return differs(case.model(case.batch.select(order)), select(case.output, order), case.tolerance)
 
 
-def padding_is_not_read(case: Case) -> Complaint:
-    """More padding with other words in it changes no answer, and gets no attention."""
+def padding_is_not_read(case: ModelCase) -> Failure:
+    """More padding with other content does not change the output, and gets no attention."""
     if case.batch.token_mask is None and case.batch.region_mask is None:
         return None
+    # padding has the words of other samples, not zeros: a model that reads it gives another result
     longer = _longer(case.batch)
     output = case.model(longer)
-    apart = _apart(output.prediction, case.output.prediction)
-    if apart > case.tolerance:
-        return f"padding moves logits by {apart:g}"
+    difference = _max_difference(output.prediction, case.output.prediction)
+    if difference > case.tolerance:
+        return f"padding changes logits by {difference:g}"
     for name, present in (("text", longer.token_mask), ("regions", longer.region_mask)):
         for one in output.attention:
             if present is None or [span.name for span in one.keys.spans] != [name]:
@@ -208,44 +233,47 @@ def padding_is_not_read(case: Case) -> Complaint:
     return None
 
 
-def mask_of_ones_is_no_mask(case: Case) -> Complaint:
-    """Keeping everything is the same as giving no mask."""
+def mask_of_ones_is_no_mask(case: ModelCase) -> Failure:
+    """A mask of ones is the same as no mask."""
     kept = {name: case.mask(name, 1.0) for name in case.spans()}
+    # an empty mapping means no mask too
     both = [_decide(case.model, case.features, mask) for mask in (kept, {})]
     for one in both:
-        complaint = differs(one, case.output, case.tolerance)
-        if complaint is not None:
-            return complaint
+        failure = differs(one, case.output, case.tolerance)
+        if failure is not None:
+            return failure
     return None
 
 
-def masks_change_the_answer(case: Case) -> Complaint:
-    """Removing all of a span the model attends to moves some logit."""
+def masks_change_the_answer(case: ModelCase) -> Failure:
+    """Removing all of a span that the model attends to changes a logit."""
     for name in case.spans():
         mask = {name: case.mask(name, 0.0)}
         without = _decide(case.model, case.features, mask).prediction
         if not without.isfinite().all():
             return f"without {name!r} some logits are not finite"
+        # "global" is the whole sequence as one position: a map of it need not depend on a mask
         if name != "global" and torch.equal(without, case.output.prediction):
-            return f"a mask over {name!r} moves no logit"
+            return f"a mask over {name!r} changes no logit"
     return None
 
 
-def masks_stay_in_their_sample(case: Case) -> Complaint:
-    """Removing a span of the first sample moves no other sample's logits."""
+def masks_stay_in_their_sample(case: ModelCase) -> Failure:
+    """Removing a span of the first sample does not change the logits of others."""
     for name in case.spans():
         mask = case.mask(name, 1.0)
         mask[0] = 0
         output = _decide(case.model, case.features, {name: mask})
-        apart = _apart(output.prediction[1:], case.output.prediction[1:])
-        if apart > case.tolerance:
-            return f"a mask over {name!r} of one sample moves another's logits by {apart:g}"
+        difference = _max_difference(output.prediction[1:], case.output.prediction[1:])
+        if difference > case.tolerance:
+            return f"a mask over {name!r} of one sample changes logits of others by {difference:g}"
     return None
 
 
 @torch.enable_grad()
-def gradient_reaches_every_parameter(case: Case) -> Complaint:
-    """Logits, maps and extras together send a finite gradient to every parameter."""
+def gradient_reaches_every_parameter(case: ModelCase) -> Failure:
+    """Logits, maps and extras give a finite gradient to every parameter."""
+    # with a mask too: parameters such as the embedding of a removed word are used only then
     model = copy.deepcopy(case.model).train()
     features = _encode(model, case.batch)
     half = {name: case.mask(name, 1.0) for name in case.spans()}
@@ -270,51 +298,52 @@ def gradient_reaches_every_parameter(case: Case) -> Complaint:
     return f"no gradient reaches {silent}" if silent else None
 
 
-def state_dict_is_the_whole_state(case: Case) -> Complaint:
-    """A new model that loads the state answers the same."""
+def state_dict_is_complete(case: ModelCase) -> Failure:
+    """A new model that loads the state dict gives the same output."""
     model, other = copy.deepcopy(case.model), case.make().eval()
     with torch.no_grad():
         for value in model.parameters():
+            # weights that no constructor would draw: a tensor missing from the state dict shows
             value.mul_(1.01)
     other.load_state_dict(model.state_dict())
     return differs(other(case.batch), model(case.batch), 0.0)
 
 
-def copies_are_independent(case: Case) -> Complaint:
-    """A deep copy answers the same, and training it leaves the original alone."""
+def copies_are_independent(case: ModelCase) -> Failure:
+    """A deep copy gives the same output, and changing it does not change the original."""
     other = copy.deepcopy(case.model)
-    complaint = differs(other(case.batch), case.output, 0.0)
-    if complaint is not None:
-        return complaint
+    failure = differs(other(case.batch), case.output, 0.0)
+    if failure is not None:
+        return failure
     with torch.no_grad():
         for value in other.parameters():
             value.add_(1)
-    complaint = differs(case.model(case.batch), case.output, 0.0)
-    return None if complaint is None else f"the original moved with its copy: {complaint}"
+    failure = differs(case.model(case.batch), case.output, 0.0)
+    return None if failure is None else f"the original changed with its copy: {failure}"
 
 
-CHECKS: tuple[Callable[[Case], Complaint], ...] = tuple(
+CHECKS: tuple[Callable[[ModelCase], Failure], ...] = tuple(
     check if check is gradient_reaches_every_parameter else torch.no_grad()(check)
     for check in (
         output_is_an_output,
         prediction_is_finite,
-        maps_keep_their_promise,
+        maps_are_valid,
         rows_sum_to_one,
         extras_are_tensors,
         forward_is_decide_of_encode,
         eval_is_deterministic,
-        copies_are_independent,  # before the checks that work on a copy
-        features_can_be_used_again,
-        inputs_are_left_alone,
-        model_is_left_as_found,
-        samples_stand_alone,
-        order_does_not_matter,
+        copies_are_independent,  # before the checks that use a copy
+        features_are_reusable,
+        inputs_are_not_modified,
+        model_is_not_modified,
+        samples_are_independent,
+        sample_order_is_equivariant,
         padding_is_not_read,
         mask_of_ones_is_no_mask,
         masks_change_the_answer,
         masks_stay_in_their_sample,
         gradient_reaches_every_parameter,
-        state_dict_is_the_whole_state,
+        state_dict_is_complete,
     )
 )
 
@@ -330,36 +359,37 @@ def _decide(model: nn.Module, features: Any, mask: Mapping[str, Tensor] | None =
     return model.decide(features, mask)  # type: ignore[operator]
 
 
-def differs(found: Output, expected: Output, tolerance: float) -> Complaint:
-    """How two outputs differ by more than `tolerance`, or None."""
-    apart = _apart(found.prediction, expected.prediction)
-    if not apart <= tolerance:
-        return f"logits differ by {apart:g}"
+def differs(found: Output, expected: Output, tolerance: float) -> Failure:
+    """Return how two outputs differ by more than `tolerance`, or None."""
+    difference = _max_difference(found.prediction, expected.prediction)
+    # NaN must count as a difference
+    if not difference <= tolerance:
+        return f"logits differ by {difference:g}"
     if len(found.attention) != len(expected.attention):
-        return f"{len(found.attention)} maps in the place of {len(expected.attention)}"
+        return f"{len(found.attention)} maps instead of {len(expected.attention)}"
     for at, (one, two) in enumerate(zip(found.attention, expected.attention, strict=True)):
-        apart = _apart(one.weights, two.weights)
-        if not apart <= tolerance:
-            return f"map {at} differs by {apart:g}"
+        difference = _max_difference(one.weights, two.weights)
+        if not difference <= tolerance:
+            return f"map {at} differs by {difference:g}"
     return None
 
 
-def _apart(one: Tensor, two: Tensor) -> float:
+def _max_difference(one: Tensor, two: Tensor) -> float:
     if one.shape != two.shape:
-        raise ValueError(f"shape {tuple(one.shape)} in the place of {tuple(two.shape)}")
+        raise ValueError(f"shape {tuple(one.shape)} instead of {tuple(two.shape)}")
     return (
         float((one.detach().double() - two.detach().double()).abs().max()) if one.numel() else 0.0
     )
 
 
 def select(output: Output, rows: Tensor) -> Output:
-    """The samples named, in their order."""
+    """Return some samples of an output."""
     maps = tuple(one.select(rows) for one in output.attention)
     return Output(output.prediction[rows], maps)
 
 
 def _tensors(name: str, value: object) -> list[tuple[str, Tensor]]:
-    """Every tensor in a tree of dataclasses, with where it stands."""
+    """Return every tensor in nested dataclasses, with its path."""
     if isinstance(value, Tensor):
         return [(name, value)]
     if is_dataclass(value) and not isinstance(value, type):
@@ -369,7 +399,7 @@ def _tensors(name: str, value: object) -> list[tuple[str, Tensor]]:
 
 
 def _longer(batch: Batch, extra: int = 2) -> Batch:
-    """The batch with more padding, in which words and regions of other samples stand."""
+    """Return the batch with more padding, filled with words and regions of other samples."""
     changed: dict[str, Any] = {"target": None}
     if batch.tokens is not None and batch.token_mask is not None:
         junk = batch.tokens.roll(1, dims=0)

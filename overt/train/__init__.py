@@ -1,54 +1,64 @@
-"""`fit`, the only training loop: checkpoints, exact resume, one process or many."""
+"""Training: `fit`, with checkpoints and exact resume, and attention losses in other loops."""
 
+from overt.train.distributed import Processes, processes
+from overt.train.integrations import (
+    AttentionLossMixin,
+    add_attention_loss,
+    check_gradient_flow,
+    compute_loss,
+    distributed_mean,
+    label_loss,
+    supervise_answers,
+)
+from overt.train.lightning_monitor import lightning_monitor
 from overt.train.loop import (
-    Before,
-    Fitted,
-    Limits,
+    BeforeStep,
+    FitConfig,
+    FitResult,
     Losses,
     Monitor,
     ParameterSet,
     Progress,
     Step,
-    doubling,
+    doubling_warmup,
     fit,
-    warm_then_cosine,
+    warmup_cosine,
 )
-from overt.train.monitor import AttentionMonitor, Monitored, Pulse, by_outputs, by_watching
-from overt.train.processes import Processes, processes
-from overt.train.report import Reporter
-from overt.train.trainer import (
-    AttentionLoss,
-    check_reaches,
-    compute_loss,
-    label_loss,
-    loss_inside,
-    shared_mean,
+from overt.train.monitor import (
+    AttentionMonitor,
+    AttentionMonitorMixin,
+    AttentionStats,
+    capture_by_watch,
+    capture_from_outputs,
 )
+from overt.train.progress import Reporter
 
 __all__ = [
-    "AttentionLoss",
+    "AttentionLossMixin",
     "AttentionMonitor",
-    "Before",
-    "Fitted",
-    "Limits",
+    "AttentionMonitorMixin",
+    "AttentionStats",
+    "BeforeStep",
+    "FitConfig",
+    "FitResult",
     "Losses",
     "Monitor",
-    "Monitored",
     "ParameterSet",
     "Processes",
     "Progress",
-    "Pulse",
     "Reporter",
     "Step",
-    "by_outputs",
-    "by_watching",
-    "check_reaches",
+    "add_attention_loss",
+    "capture_by_watch",
+    "capture_from_outputs",
+    "check_gradient_flow",
     "compute_loss",
-    "doubling",
+    "distributed_mean",
+    "doubling_warmup",
     "fit",
     "label_loss",
-    "loss_inside",
+    "lightning_monitor",
     "processes",
-    "shared_mean",
-    "warm_then_cosine",
+    "supervise_answers",
+    "warmup_cosine",
 ]

@@ -1,17 +1,17 @@
-"""How is attention doing while a model trains? A few numbers a layer, every so many steps.
+"""Attention statistics during training: four numbers per layer, every few steps.
 
-    fit(model, data, step, sets, limits, out=out, seed=0, attention=AttentionMonitor(every=100))
+    fit(model, data, step, sets, config, out=out, seed=0, attention=AttentionMonitor(every=100))
 
-The step runs as it always does, watched, on the batch it has anyway. A few rows of each layer are
-made when the layer is called, and summed up for all layers at once, since a card takes as long for
-the numbers of one: the cost is that of a few rows of one step in `every`. `make bench` measures it.
-Models of ours return their maps:
-`AttentionMonitor(by=by_outputs)` reads these.
+The monitored step is an ordinary training step on its own batch. Some rows of each layer are
+computed when the layer is called, and reduced for all layers at once, because on a GPU one layer
+takes as long as all of them. `make speed` measures the cost. Models of this package return their
+maps: `AttentionMonitor(capture=capture_from_outputs)` reads these.
 
 Zhai et al., "Stabilizing Transformer Training by Preventing Attention Entropy Collapse", ICML 2023,
-https://arxiv.org/abs/2303.06296: training breaks where entropy falls to nothing. Dong, Cordonnier
-and Loukas, "Attention is not all you need: pure attention loses rank doubly exponentially with
-depth", ICML 2021, https://arxiv.org/abs/2103.03404: the other way to collapse, all queries alike.
+https://arxiv.org/abs/2303.06296: training becomes unstable when entropy collapses to 0. Dong,
+Cordonnier and Loukas, "Attention is not all you need: pure attention loses rank doubly
+exponentially with depth", ICML 2021, https://arxiv.org/abs/2103.03404: the other collapse, where
+all queries have the same weights.
 """
 
 import math
@@ -24,29 +24,53 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from overt.capture.call import Call, Projected
-from overt.capture.watching import watch
+from overt.capture.call import Call, QKCall
+from overt.capture.session import watch
 
-ROOM = 1 << 24  # numbers of rows that wait at most
-NUMBERS = ("entropy", "sink", "collapse", "sameness")
+MAX_PENDING = 1 << 24  # maximum number of weights that wait to be reduced
+STATISTICS = ("entropy", "sink", "collapse", "sameness")
 
-Note = Callable[[str, Float[Tensor, "b h s k"], Bool[Tensor, "b s k"]], None]
-Rows = Callable[[int], list[int]]  # how many queries there are -> which of them are looked at
-By = Callable[[nn.Module, Rows, Note], AbstractContextManager[None]]
+RecordWeights = Callable[[str, Float[Tensor, "b h s k"], Bool[Tensor, "b s k"]], None]
+SelectQueries = Callable[[int], list[int]]  # number of queries -> indices of those to sample
+CaptureMethod = Callable[[nn.Module, SelectQueries, RecordWeights], AbstractContextManager[None]]
 
 
-# --- ways to see
+# --- capture methods
 
 
 @contextmanager
-def by_watching(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
-    """See the attention of any model while it runs, as `watch` does."""
+def capture_by_watch(
+    model: nn.Module, rows: SelectQueries, record: RecordWeights
+) -> Iterator[None]:
+    """Capture the attention of any model with `watch`.
 
-    known: dict[Any, tuple[Tensor, Tensor]] = {}  # to tell a card a place is to wait for it
+    Args:
+        model: Any model.
+        rows: Returns the indices of the queries to sample from their number.
+        record: Called with the layer, the weights of the sampled queries and their visible keys.
+
+    Yields:
+        None; attention is captured inside the `with` block.
+
+    Example:
+        >>> layer, found = nn.TransformerEncoderLayer(8, 2, batch_first=True), {}
+        >>> def record(name, weights, seen):
+        ...     found[name] = weights.shape
+        >>> with capture_by_watch(layer, rows=lambda count: [0, count - 1], record=record):
+        ...     _ = layer(torch.rand(3, 5, 8))
+        >>> found  # 3 samples, 2 heads, the first and the last query, 5 keys
+        {'self_attn': torch.Size([3, 2, 2, 5])}
+    """
+
+    # --- a few rows of each call
+    known: dict[
+        Any, tuple[Tensor, Tensor]
+    ] = {}  # indices on the device: copying them synchronizes the GPU
 
     @torch.no_grad()
     def take(call: Call) -> None:
         b, _, q, k = call.shape
+        # rows are chosen before weights are computed: only these rows of the map are
         places = rows(q)
         device = call.value.device if call.value is not None else None
         if (b, q, k, device) not in known:
@@ -54,20 +78,43 @@ def by_watching(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
             known[b, q, k, device] = torch.tensor([places] * b, device=device), everything
         at, everything = known[b, q, k, device]
         visible = call.visible(at)
-        if visible is None and isinstance(call.source, Projected) and call.source.sinks is None:
-            note(call.name, call.scores(at).softmax(dim=-1), everything)  # no row is empty
+        if visible is None and isinstance(call.source, QKCall) and call.source.sinks is None:
+            # the common case: no mask and no sinks, so a plain softmax is exact
+            record(call.name, call.scores(at).softmax(dim=-1), everything)  # no row is fully masked
             return
+        # abs: differential attention has negative weights, which have no entropy
         weights = call.weights(at).detach().abs()
         seen = everything.to(weights.device) if visible is None else visible
-        note(call.name, weights, seen.expand(b, len(places), k))
+        record(call.name, weights, seen.expand(b, len(places), k))
 
     with watch(model, each=take):
         yield
 
 
 @contextmanager
-def by_outputs(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
-    """See the maps that a model of ours returns when it is called: `Output.attention`."""
+def capture_from_outputs(
+    model: nn.Module, rows: SelectQueries, record: RecordWeights
+) -> Iterator[None]:
+    """Capture the maps that a model of this package returns: `Output.attention`.
+
+    Args:
+        model: A model that returns an `Output`.
+        rows: Returns the indices of the queries to sample from their number.
+        record: Called with the layer, the weights of the sampled queries and their visible keys.
+
+    Yields:
+        None; attention is captured inside the `with` block.
+
+    Example:
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> model, found = PlantedCell((4, 4)), {}
+        >>> def record(name, weights, seen):
+        ...     found[name] = weights.shape
+        >>> with capture_from_outputs(model, rows=lambda count: [0], record=record):
+        ...     _ = model(toy_batch(3))
+        >>> found
+        {'0 image': torch.Size([3, 1, 1, 16])}
+    """
 
     @torch.no_grad()
     def take(module: nn.Module, given: Any, output: Any) -> None:
@@ -76,8 +123,8 @@ def by_outputs(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
             places = rows(len(one.queries))
             for layer in range(one.values.shape[1]):
                 weights = one.weights[:, layer, :, places].detach().abs()
-                told = name if one.values.shape[1] == 1 else f"{name} layer {layer}"
-                note(told, weights, one.visible[:, places])
+                full_name = name if one.values.shape[1] == 1 else f"{name} layer {layer}"
+                record(full_name, weights, one.visible[:, places])
 
     handle = model.register_forward_hook(take)
     try:
@@ -86,60 +133,77 @@ def by_outputs(model: nn.Module, rows: Rows, note: Note) -> Iterator[None]:
         handle.remove()
 
 
-# --- what is seen
+# --- statistics
 
 
-Taken = tuple[Float[Tensor, "b h q k"], Bool[Tensor, "b q k"]]
+PendingRows = tuple[Float[Tensor, "b h q k"], Bool[Tensor, "b q k"]]
 
 
 @dataclass
-class Pulse:
-    """What one watched step showed, kept where it was computed until it is read.
+class AttentionStats:
+    """Attention statistics of one step, kept on the device until `compute` is called.
 
-    `waiting` are rows that have not been summed up: those of the last layers of `names`.
+    Args:
+        floor: Threshold of `collapse`.
+        names: Layer of each captured call.
+        numbers: Statistics of each captured call.
+        pending: Rows of the last calls, which are not reduced yet.
+
+    Example:
+        >>> stats = AttentionStats()
+        >>> stats.add("layer", torch.full((1, 1, 2, 4), 0.25), torch.ones(1, 2, 4) > 0)
+        >>> found = stats.compute()  # two equal uniform rows
+        >>> {name: round(layers["layer"], 3) for name, layers in found.items()}
+        {'entropy': 1.0, 'sink': 0.25, 'collapse': 0.0, 'sameness': 1.0}
     """
 
     floor: float = 0.1
     names: list[str] = field(default_factory=list)
     numbers: list[Float[Tensor, " m"]] = field(default_factory=list)
-    waiting: list[Taken] = field(default_factory=list)
+    pending: list[PendingRows] = field(default_factory=list)
 
-    def take(self, name: str, weights: Tensor, seen: Tensor) -> None:
-        """Some rows of a layer; they are summed up with others, before they become too many."""
+    def add(self, name: str, weights: Tensor, seen: Tensor) -> None:
+        """Add some rows of a layer; they are reduced later, with those of other layers."""
         self.names.append(name)
-        self.waiting.append((weights, seen))
-        if sum(one.numel() for one, _ in self.waiting) > ROOM:
-            self.settle()
+        self.pending.append((weights, seen))
+        if sum(one.numel() for one, _ in self.pending) > MAX_PENDING:
+            self.reduce_pending()
 
-    def settle(self) -> None:
-        """Sum up what is waiting, layers of one shape at once."""
-        alike: dict[Any, list[int]] = {}
-        for place, (weights, _) in enumerate(self.waiting):
-            alike.setdefault((weights.shape, weights.device), []).append(place)
+    def reduce_pending(self) -> None:
+        """Reduce the pending rows, all layers of the same shape at once."""
+        by_shape: dict[Any, list[int]] = {}
+        for place, (weights, _) in enumerate(self.pending):
+            # one reduction for all layers of a shape: small kernels cost mostly their launch
+            by_shape.setdefault((weights.shape, weights.device), []).append(place)
         found: dict[int, Tensor] = {}
-        for places in alike.values():
+        for places in by_shape.values():
             many, seen = (
-                torch.stack([self.waiting[place][part] for place in places]) for part in (0, 1)
+                torch.stack([self.pending[place][part] for place in places]) for part in (0, 1)
             )
-            found |= dict(zip(places, summed_up(many, seen, self.floor), strict=True))
-        self.numbers += [found[place] for place in range(len(self.waiting))]
-        self.waiting.clear()
+            found |= dict(zip(places, attention_statistics(many, seen, self.floor), strict=True))
+        # in the order of `names`
+        self.numbers += [found[place] for place in range(len(self.pending))]
+        self.pending.clear()
 
-    def read(self) -> dict[str, dict[str, float]]:
-        """The numbers by name and layer; the mean, where a layer was called several times.
+    def compute(self) -> dict[str, dict[str, float]]:
+        """Return each statistic by layer; for layers called several times, the mean.
 
-        What is not defined in a layer, such as `sameness` of one query, is left out.
+        Statistics that are undefined for a layer, such as `sameness` of one query, are left out.
+
+        Raises:
+            ValueError: No attention was captured.
         """
         if not self.names:
             raise ValueError(
-                "no attention was seen in this step, so there is nothing to monitor: is the model "
-                "that the step runs the one that was given?"
+                "no attention was captured in this step: does the step run the model that was "
+                "passed to the monitor?"
             )
-        self.settle()
+        self.reduce_pending()
         device = self.numbers[0].device
+        # one transfer for all layers; a model may be split over several GPUs
         table = torch.stack([one.to(device) for one in self.numbers]).tolist()
         found: dict[str, dict[str, float]] = {}
-        for place, number in enumerate(NUMBERS):
+        for place, number in enumerate(STATISTICS):
             each: dict[str, list[float]] = {}
             for name, values in zip(self.names, table, strict=True):
                 if not math.isnan(values[place]):
@@ -151,19 +215,30 @@ class Pulse:
 
 @dataclass(frozen=True)
 class AttentionMonitor:
-    """Four numbers a layer, every `every` steps, from the first step on.
+    """Computes four attention statistics per layer every few steps, starting with the first.
 
-    - `entropy`: of a row, as a share of what an even row over the keys it may see would have. 1 is
-      even, 0 looks at one key.
-    - `sink`: what the key that takes most in a sample takes of all that rows and heads give.
-    - `collapse`: the share of rows whose entropy is below `floor`: they look at next to one key.
-    - `sameness`: how alike the rows of a head are, whatever they ask: 1 when all look alike, 0 when
-      as different as their number allows. Not defined for a single query.
+    - `entropy`: mean entropy of the rows, divided by that of a uniform row over the visible keys: 1
+      is uniform, 0 attends to one key.
+    - `sink`: the fraction of all weight that goes to the most attended key of a sample.
+    - `collapse`: the fraction of rows whose entropy is below `floor`.
+    - `sameness`: similarity of the rows of a head: 1 when all queries have the same weights, 0 when
+      they differ as much as their number allows. Not defined for a single query.
 
-    `rows` queries of each layer are looked at, evenly spaced over the sequence, in the first
-    `samples` of the batch; queries that see fewer than two keys do not count. `layers` names those
-    that are told of; None is all. `by` is how attention is seen. On many processes the numbers are
-    those of the first one's share.
+    With several processes the statistics are those of the part of the batch on rank 0.
+
+    Args:
+        every: Steps between two monitored steps.
+        rows: Queries per layer, evenly spaced over the sequence; queries with fewer than two
+            visible keys do not count.
+        samples: Samples of the batch.
+        layers: Names of the layers; None is all.
+        floor: Threshold of `collapse`.
+        capture: How attention is captured.
+
+    Example:
+        >>> monitor = AttentionMonitor(every=50, rows=8)
+        >>> monitor.every
+        50
     """
 
     every: int = 100
@@ -171,66 +246,75 @@ class AttentionMonitor:
     samples: int = 8
     layers: Collection[str] | None = None
     floor: float = 0.1
-    by: By = by_watching
+    capture: CaptureMethod = capture_by_watch
 
     def __post_init__(self) -> None:
         if min(self.every, self.rows, self.samples) < 1 or not 0 <= self.floor <= 1:
             raise ValueError(
-                f"every, rows and samples are at least 1 and floor is from 0 to 1, not "
+                f"every, rows and samples must be at least 1 and floor in [0, 1], got "
                 f"{self.every}, {self.rows}, {self.samples} and {self.floor}"
             )
 
     def due(self, step: int) -> bool:
-        """Whether this step, counted from 0, is one to look at."""
+        """Return whether this step, counted from 0, is monitored."""
         return step % self.every == 0
 
     @contextmanager
-    def looking(self, model: nn.Module) -> Iterator[Pulse]:
-        """While this is open, the attention of the model is summed up as it is computed."""
-        pulse = Pulse(self.floor)
+    def observe(self, model: nn.Module) -> Iterator[AttentionStats]:
+        """Collect the attention statistics of the model inside a `with` block."""
+        stats = AttentionStats(self.floor)
 
-        def note(name: str, weights: Float[Tensor, "b h s k"], seen: Bool[Tensor, "b s k"]) -> None:
+        def record(
+            name: str, weights: Float[Tensor, "b h s k"], seen: Bool[Tensor, "b s k"]
+        ) -> None:
             if self.layers is None or name in self.layers:
                 few = slice(self.samples)
-                pulse.take(name, weights[few].float(), seen[few])
+                stats.add(name, weights[few].float(), seen[few])
 
-        with self.by(model, lambda count: spaced(count, self.rows), note):
-            yield pulse
-        pulse.settle()
+        with self.capture(model, lambda count: evenly_spaced(count, self.rows), record):
+            yield stats
+        stats.reduce_pending()
 
 
-def summed_up(
+def attention_statistics(
     weights: Float[Tensor, "*l b h q k"], seen: Bool[Tensor, "*l b q k"], floor: float
 ) -> Float[Tensor, "*l m"]:
-    """Entropy, sink, collapse and sameness of some rows of layers, NaN where not defined."""
+    """Compute entropy, sink, collapse and sameness of rows of layers; NaN where undefined."""
     every = (-3, -2, -1)
     count = seen.sum(dim=-1)
     total = weights.sum(dim=-1, keepdim=True)
+    # a row with one visible key has entropy 0 by necessity: it says nothing about collapse
     counted = ((count > 1).unsqueeze(-2) & (total[..., 0] > 0)).float()  # (b, h, q)
+    # with learned sinks a row sums to less than one: normalise, so that entropy is that of a
+    # distribution
     shares = weights / torch.where(total > 0, total, 1)
     rows = counted.sum(dim=every)
     nats = _nats(shares)
+    # divided by the entropy of a uniform row over as many keys
     even = nats / count.clamp_min(2).float().log().unsqueeze(-2)
     entropy = (even * counted).sum(dim=every) / rows
     collapse = ((even < floor) * counted).sum(dim=every) / rows
     of_head = counted.sum(dim=-1)  # (b, h)
     of_sample = of_head.sum(dim=-1)
+    # --- sink: attention that each key receives, per head, then over heads
     given = (counted[..., None, :] @ shares)[..., 0, :]  # (b, h, k)
     taken = given.sum(dim=-2).amax(dim=-1) / of_sample.clamp_min(1)
     there = of_sample > 0
     sink = (taken * there).sum(dim=-1) / there.sum(dim=-1)
+    # --- sameness: entropy of the mean row minus the mean entropy of the rows
     mean = given / of_head.clamp_min(1)[..., None]
     each = (nats * counted).sum(dim=-1) / of_head.clamp_min(1)
     several = of_head > 1
-    apart = (_nats(mean) - each) / of_head.clamp_min(2).log()  # what a key tells of the query
-    alike = (apart.clamp(0, 1) * several).sum(dim=(-2, -1)) / several.sum(dim=(-2, -1))
-    return torch.stack([entropy, sink, collapse, 1 - alike], dim=-1)
+    # mutual information of query and key, divided by its maximum
+    spread = (_nats(mean) - each) / of_head.clamp_min(2).log()
+    spread = (spread.clamp(0, 1) * several).sum(dim=(-2, -1)) / several.sum(dim=(-2, -1))
+    return torch.stack([entropy, sink, collapse, 1 - spread], dim=-1)
 
 
-def spaced(count: int, most: int) -> list[int]:
-    """At most `most` of `count` places, evenly spaced, the first and the last among them.
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` indices, evenly spaced, with the first and the last.
 
-    >>> spaced(10, 4), spaced(3, 16), spaced(5, 1)
+    >>> evenly_spaced(10, 4), evenly_spaced(3, 16), evenly_spaced(5, 1)
     ([0, 3, 6, 9], [0, 1, 2], [4])
     """
     if count <= most:
@@ -241,39 +325,62 @@ def spaced(count: int, most: int) -> list[int]:
 
 
 def _nats(shares: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
+    # the inner `where`: 0 * log(0) is NaN, and the entropy of an absent key is 0
     return -torch.where(shares > 0, shares * torch.where(shares > 0, shares, 1).log(), 0).sum(-1)
 
 
-# --- loops that are not ours
+# --- other training loops
 
 
-class Monitored:
-    """What makes a Trainer log how attention does: `class Mine(Monitored, Trainer): ...`.
+class AttentionMonitorMixin:
+    """Mixin that makes a Hugging Face Trainer log attention statistics.
 
-    `attention` says how often and what. The numbers of the last step that was looked at stand
-    beside the next losses that are logged, as `attention/entropy/LAYER`.
+    Use it as `class MyTrainer(AttentionMonitorMixin, Trainer)`. The class attribute `attention`
+    sets the monitor. The statistics of the last monitored step are logged with the next losses, as
+    `attention/entropy/LAYER`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> class Trainer:  # in place of transformers.Trainer
+        ...     state = SimpleNamespace(global_step=0)
+        ...     accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+        ...     def compute_loss(self, model, inputs):
+        ...         return model(inputs).sum()
+        ...     def log(self, logs):
+        ...         print(*logs, sep=chr(10))
+        >>> class MyTrainer(AttentionMonitorMixin, Trainer):
+        ...     attention = AttentionMonitor(every=10)
+        >>> trainer, layer = MyTrainer(), nn.TransformerEncoderLayer(8, 2, batch_first=True)
+        >>> loss = trainer.compute_loss(layer, torch.rand(2, 5, 8))
+        >>> trainer.log({"loss": 0.5})
+        loss
+        attention/entropy/self_attn
+        attention/sink/self_attn
+        attention/collapse/self_attn
+        attention/sameness/self_attn
     """
 
     attention = AttentionMonitor()
-    _looked = -1  # the step that was looked at last: one batch of it is enough
-    _pulse: Pulse | None = None
+    _last_step = -1  # last monitored step: one of its batches is enough
+    _stats: AttentionStats | None = None
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """The loss that Trainer computes, watched if its turn has come."""
+        """Compute the loss of Trainer, and monitor attention if the step is due."""
         trainer: Any = super()
         step = self.state.global_step  # type: ignore[attr-defined]
-        due = model.training and step != self._looked and self.attention.due(step)
+        due = model.training and step != self._last_step and self.attention.due(step)
         if not due:
             return trainer.compute_loss(model, inputs, *args, **kwargs)
-        self._looked = step
+        self._last_step = step
+        # hooks go on the model itself, not on its DDP or compiled wrapper
         bare = self.accelerator.unwrap_model(model)  # type: ignore[attr-defined]
-        with self.attention.looking(bare) as self._pulse:
+        with self.attention.observe(bare) as self._stats:
             return trainer.compute_loss(model, inputs, *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, with the numbers of the layers where there are new ones."""
-        if "loss" in logs and self._pulse is not None:
-            found, self._pulse = self._pulse.read(), None
+        """Log, with new attention statistics if there are any."""
+        if "loss" in logs and self._stats is not None:
+            found, self._stats = self._stats.compute(), None
             for number, layers in found.items():
                 logs |= {f"attention/{number}/{layer}": value for layer, value in layers.items()}
         trainer: Any = super()

@@ -10,12 +10,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from overt.attention import AttentionMap, Kind, regions, words
-from overt.capture import Bias, Route, Unseen, watch
-from overt.capture.derived.gradients import gradient_attention
+from overt.attribution.gradients import gradient_attention
+from overt.capture import Bias, Route, UncapturedAttentionError, watch
 from overt.data.batch import Batch
 from overt.geometry import PixelGeometry
-from overt.models import Classify, GivenRegions, VLBert, VLSizes
-from overt.supervise.grounding import aims, direct
+from overt.losses.grounding import direct_supervision, grounding_targets
+from overt.nn import ClassificationHead, PrecomputedRegionEncoder, VLBert, VLBertSizes
 from tests.capture.toys import FusedAttention, Stack, WrittenAttention
 
 
@@ -27,15 +27,15 @@ def check_a_compiled_model_is_seen_with_one_more_graph(x):
     plain = compiled(x)
     watcher = watch(compiled)
     for turn in range(20):
-        with watcher if turn % 2 else watch(compiled) as seen:
+        with watcher if turn % 2 else watch(compiled) as trace:
             out = compiled(x)
     assert counter.frame_count == 2
     torch.testing.assert_close(out, plain)
     with watch(model) as direct:
         model(x)
-    assert seen.names == direct.names == ("layers.0", "layers.1")
-    torch.testing.assert_close(seen.map().weights, direct.map().weights)
-    mine = torch.autograd.grad(seen.map().weights.square().sum(), model.layers[0].query.weight)
+    assert trace.names == direct.names == ("layers.0", "layers.1")
+    torch.testing.assert_close(trace.map().weights, direct.map().weights)
+    mine = torch.autograd.grad(trace.map().weights.square().sum(), model.layers[0].query.weight)
     theirs = torch.autograd.grad(direct.map().weights.square().sum(), model.layers[0].query.weight)
     torch.testing.assert_close(mine, theirs)
 
@@ -44,10 +44,10 @@ def check_calling_a_compiled_model_again_and_again_makes_no_more_graphs(x):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(Stack(FusedAttention()).eval(), backend=counter)
-    with watch(compiled) as seen:
+    with watch(compiled) as trace:
         for _ in range(12):
             compiled(x)
-    assert [call.step for call in seen] == list(range(12))
+    assert [call.step for call in trace] == list(range(12))
     assert counter.frame_count <= 3
 
 
@@ -70,11 +70,14 @@ def check_compiled_multi_head_attention_is_seen_and_written_attention_is_refused
     compiled = torch.compile(model, backend="aot_eager")
     with watch(model) as direct:
         model(x)
-    with watch(compiled) as seen:
+    with watch(compiled) as trace:
         compiled(x)
-    torch.testing.assert_close(seen.map().weights, direct.map().weights)
+    torch.testing.assert_close(trace.map().weights, direct.map().weights)
     by_hand = torch.compile(Stack(WrittenAttention()).eval(), backend="eager")
-    with pytest.raises(Unseen, match=r"seen in what torch\.compile has made"), watch(by_hand):
+    with (
+        pytest.raises(UncapturedAttentionError, match=r"torch\.compile"),
+        watch(by_hand),
+    ):
         by_hand(x)
 
 
@@ -93,17 +96,20 @@ def check_what_is_not_seen_compiled_is_seen_as_the_refusal_says(x):
     nameless = torch.compile(Stack(Looking()).eval(), backend="eager")
     for model in (wrapped, in_place, in_part, inside, nameless):
         torch._dynamo.reset()
-        with pytest.raises(Unseen, match="set_stance") as refused, watch(model):
+        with pytest.raises(UncapturedAttentionError, match="set_stance") as refused, watch(model):
             model(x)
         assert "set_attn_implementation" in str(refused.value)
-        with watch(model) as seen, torch.compiler.set_stance("force_eager"):
+        with watch(model) as trace, torch.compiler.set_stance("force_eager"):
             out = model(x)
-        assert len(seen) == 1
+        assert len(trace) == 1
         torch.testing.assert_close(out, model(x))
     torch._dynamo.reset()
     inner = Stack(WrittenAttention()).eval()
     around = torch.compile(inner, backend="eager")
-    with pytest.raises(Unseen, match="set_stance"), watch(inner):  # and not what was compiled
+    with (
+        pytest.raises(UncapturedAttentionError, match="set_stance"),
+        watch(inner),
+    ):  # and not what was compiled
         around(x)
 
 
@@ -118,10 +124,10 @@ class Windowed(nn.Module):
 
 def check_keys_that_a_score_function_hides_are_in_the_mask(x):
     model, x = Windowed(), torch.randn(2, 2, 16, 8)
-    with warnings.catch_warnings(), torch.no_grad(), watch(model) as seen:
+    with warnings.catch_warnings(), torch.no_grad(), watch(model) as trace:
         warnings.simplefilter("ignore")
         out = model(x)
-    found = seen.map()
+    found = trace.map()
     at = torch.arange(16)
     assert torch.equal(found.visible, (at[:, None] - at < 3).expand(2, 16, 16))
     torch.testing.assert_close(found.weights[:, 0] @ x, out)
@@ -150,28 +156,28 @@ def check_flex_attention_asks_its_score_function_again(x):
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         plain = model(x)
-        with watch(model) as seen:
+        with watch(model) as trace:
             out = model(x)
         with (
-            pytest.raises(NotImplementedError, match="FlexAttention cannot be edited"),
+            pytest.raises(NotImplementedError, match="FlexAttention"),
             watch(model, edit=lambda call, weights: weights),
         ):
             model(x)
         with watch(model, each=lambda call: call.route) as taken:
             model(x)
-    assert torch.equal(out, plain) and seen.calls[0].route is Route.FLEX
-    assert taken.kept == [Route.FLEX]
-    torch.testing.assert_close(seen.map().weights[:, 0] @ x, out)
+    assert torch.equal(out, plain) and trace.calls[0].route is Route.FLEX
+    assert taken.results == [Route.FLEX]
+    torch.testing.assert_close(trace.map().weights[:, 0] @ x, out)
     rows = torch.tensor([[9, 3]] * 2)
-    block = seen.block(rows, torch.arange(4).repeat(2, 1))
-    torch.testing.assert_close(block.weights, seen.map().weights[..., [9, 3], :4])
-    assert seen.calls[0].causal
+    block = trace.block(rows, torch.arange(4).repeat(2, 1))
+    torch.testing.assert_close(block.weights, trace.map().weights[..., [9, 3], :4])
+    assert trace.calls[0].causal
 
 
 def check_a_supervised_step_compiles_as_one_graph(x):
     torch._dynamo.reset()
-    sizes = VLSizes(9, 16, 2, 2, 16, positions=32, dropout=0.0)
-    model = VLBert(sizes, GivenRegions(4), Classify(16, 3)).double().eval()
+    sizes = VLBertSizes(9, 16, 2, 2, 16, positions=32, dropout=0.0)
+    model = VLBert(sizes, PrecomputedRegionEncoder(4), ClassificationHead(16, 3)).double().eval()
     wanted = torch.zeros(2, 1, 1, 6, 5, dtype=torch.float64)
     wanted[0, ..., 1, 2] = wanted[0, ..., 4, 0] = wanted[1, ..., 2, 3] = 1
     tokens = torch.randint(5, 9, (2, 6))
@@ -185,11 +191,11 @@ def check_a_supervised_step_compiles_as_one_graph(x):
         region_mask=torch.tensor([[True] * 5, [True] * 4 + [False]]),
         target=AttentionMap(wanted, regions(5), words(6), kind=Kind.AMOUNT),
     )
-    ready, counter = aims(batch.target), CompileCounterWithBackend("aot_eager")
+    ready, counter = grounding_targets(batch.target), CompileCounterWithBackend("aot_eager")
 
     def step():
         output = model(batch)
-        losses = direct(output.seen.log_block, ready, words=output.features.words)
+        losses = direct_supervision(output.trace.log_block, ready, words=output.features.words)
         return output.prediction.square().sum() + sum(one.mean() for one in losses.values())
 
     found = []
@@ -213,9 +219,9 @@ def check_a_compiled_model_learns_from_what_is_seen_in_one_graph(x):
     try:
         for run in (model, compiled):
             model.zero_grad()
-            with watch(model) as seen:
+            with watch(model) as trace:
                 out = run(x)
-            rows = seen.log_block(some, some).weights
+            rows = trace.log_block(some, some).weights
             (out.square().sum() - rows.sum()).backward()
             found.append([one.grad.clone() for one in model.parameters()])
     finally:
@@ -231,16 +237,16 @@ def check_values_of_a_compiled_model_are_there_and_their_gradient_is_refused(x):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with watch(model) as direct:
         model(x)
-    with watch(compiled) as seen:
+    with watch(compiled) as trace:
         out = compiled(x)
-    one, other = seen.calls[0], direct.calls[0]
+    one, other = trace.calls[0], direct.calls[0]
     torch.testing.assert_close(one.value, other.value)
     torch.testing.assert_close(one.output, other.output)
-    assert seen.calls[0].value is one.value
+    assert trace.calls[0].value is one.value
     for given in (one.value, one.output):
-        with pytest.raises(RuntimeError, match="seen without their gradient"):
+        with pytest.raises(RuntimeError, match="without gradient"):
             (out.sum() + given.sum()).backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match=r"run the model without torch\.compile"):
+        with pytest.raises(RuntimeError, match=r"torch\.compile"):
             torch.autograd.grad(given.sum(), list(model.parameters()), allow_unused=True)
     model.zero_grad()
     (out.sum() + one.value.detach().sum() + one.weights().square().sum()).backward()
@@ -258,9 +264,9 @@ def check_a_compiled_model_whose_queries_do_not_learn_keeps_the_gradient_of_its_
     model = Stack(FusedAttention())
     model.layers[0].query.requires_grad_(False)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    with watch(compiled) as seen:
+    with watch(compiled) as trace:
         compiled(x)
-    seen.calls[0].value.square().sum().backward()
+    trace.calls[0].value.square().sum().backward()
     assert model.layers[0].value.weight.grad.any()
 
 
@@ -268,12 +274,12 @@ def check_values_refuse_a_gradient_however_they_are_looked_at_first(x):
     for quiet in (torch.no_grad, torch.inference_mode):
         torch._dynamo.reset()
         compiled = torch.compile(Stack(FusedAttention()), backend="aot_eager")
-        with watch(compiled) as seen:
+        with watch(compiled) as trace:
             compiled(x)
             with quiet():
-                assert len(seen) == 1
-        with pytest.raises(RuntimeError, match="seen without their gradient"):
-            seen.calls[0].value.sum().backward()
+                assert len(trace) == 1
+        with pytest.raises(RuntimeError, match="without gradient"):
+            trace.calls[0].value.sum().backward()
 
 
 def check_values_that_learn_nothing_are_as_they_are(x):
@@ -284,13 +290,13 @@ def check_values_that_learn_nothing_are_as_they_are(x):
     found = []
     for run in (model, compiled):
         model.zero_grad()
-        with watch(run) as seen:
+        with watch(run) as trace:
             run(x)
-        call = seen.calls[0]
+        call = trace.calls[0]
         assert not call.value.requires_grad
         (call.weights() @ call.value).square().sum().backward(retain_graph=True)
         found.append(model.layers[0].query.weight.grad.clone())
-        refused = pytest.raises(RuntimeError, match="seen without their gradient")
+        refused = pytest.raises(RuntimeError, match="without gradient")
         with refused if run is compiled else nullcontext():
             call.output.sum().backward()
     torch.testing.assert_close(*found)
@@ -303,9 +309,9 @@ def check_functional_gradients_go_through_a_compiled_model_that_is_watched(x):
     weights = dict(model.named_parameters())
 
     def loss(weights, run):
-        with watch(run) as seen:
+        with watch(run) as trace:
             out = torch.func.functional_call(run, weights, (x,))
-        return out.square().sum() + seen.calls[0].weights().square().sum()
+        return out.square().sum() + trace.calls[0].weights().square().sum()
 
     ours = torch.func.grad(lambda given: loss(given, model))(weights)
     named = {f"_orig_mod.{name}": one for name, one in weights.items()}
@@ -317,10 +323,10 @@ def check_functional_gradients_go_through_a_compiled_model_that_is_watched(x):
 def check_gradients_ask_for_a_model_that_is_not_compiled(x):
     torch._dynamo.reset()
     model = torch.compile(Stack(FusedAttention()), backend="aot_eager")
-    with watch(model) as seen:
+    with watch(model) as trace:
         target = model(x).sum()
-    with pytest.raises(ValueError, match=r"run the model without torch\.compile"):
-        gradient_attention(seen, target)
+    with pytest.raises(ValueError, match=r"torch\.compile"):
+        gradient_attention(trace, target)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.capture.seen import Seen
-from overt.capture.watching import watch
+from overt.capture.session import watch
+from overt.capture.trace import AttentionTrace
 
 
 class SelfAttention(nn.Module):
@@ -104,7 +104,9 @@ def padding(n: int = 7) -> Tensor:
     return allowed
 
 
-def seen_of(model: Encoder, x: Tensor, allowed: Tensor | None = None) -> tuple[Seen, Tensor]:
-    with watch(model) as seen:
+def seen_of(
+    model: Encoder, x: Tensor, allowed: Tensor | None = None
+) -> tuple[AttentionTrace, Tensor]:
+    with watch(model) as trace:
         scores = model(x, allowed)
-    return seen, scores
+    return trace, scores

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from overt.attention import Kind
 from overt.capture.call import Call
-from overt.capture.places import attention_modules
-from overt.capture.seen import Seen
-from overt.capture.watching import watch
+from overt.capture.discovery import attention_modules
+from overt.capture.session import watch
+from overt.capture.trace import AttentionTrace
 
 Inputs = dict[str, Any]
 Reference = Callable[[nn.Module, Inputs], Sequence[Tensor]]
@@ -196,9 +196,9 @@ def hf(model: str, **settings: Any) -> Callable[[str], nn.Module]:
     def build(implementation: str) -> nn.Module:
         import transformers
 
-        from overt.capture import interface
+        from overt.capture import hf_interface
 
-        interface.register()
+        hf_interface.register_interface()
         kind = getattr(transformers, model)
         given: Any = implementation
         if "backbone_config" in settings:
@@ -545,21 +545,23 @@ def parity(one: Family, implementation: str, dtype: torch.dtype = torch.float32)
     theirs = gradients(wanted, model)
 
     model = one.build(implementation).to(dtype)
-    with watch(model) as seen, precise():
+    with watch(model) as trace, precise():
         torch.manual_seed(5)
         model(**inputs)
-    assert len(seen) == len(wanted), f"{len(wanted)} maps, and {len(seen)} were seen: {seen.names}"
-    wanted = [said.reshape(call.shape) for said, call in zip(wanted, seen, strict=True)]
-    ours = gradients([call.weights() for call in seen], model)
+    assert len(trace) == len(wanted), (
+        f"{len(wanted)} maps, and {len(trace)} were captured: {trace.names}"
+    )
+    wanted = [said.reshape(call.shape) for said, call in zip(wanted, trace, strict=True)]
+    ours = gradients([call.weights() for call in trace], model)
     return Parity(
-        maps=len(seen),
+        maps=len(trace),
         modules=len(attention_modules(model)),
-        routes=tuple(sorted({call.route.name.lower() for call in seen})),
-        weights=max(apart(c.weights(), w) for c, w in zip(seen, wanted, strict=True)),
+        routes=tuple(sorted({call.route.name.lower() for call in trace})),
+        weights=max(apart(c.weights(), w) for c, w in zip(trace, wanted, strict=True)),
         gradients=apart(ours, theirs) / float(theirs.abs().max()),
-        logs=max(log_block_apart(c, w) for c, w in zip(seen, wanted, strict=True)),
-        calls="".join("x" if call.cross else "c" if call.causal else "s" for call in seen),
-        kinds=frozenset(call.kind for call in seen),
+        logs=max(log_block_apart(c, w) for c, w in zip(trace, wanted, strict=True)),
+        calls="".join("x" if call.cross else "c" if call.causal else "s" for call in trace),
+        kinds=frozenset(call.kind for call in trace),
     )
 
 
@@ -595,17 +597,19 @@ def gradients(maps: Sequence[Tensor], model: nn.Module) -> Tensor:
     )
 
 
-def look(model: nn.Module, inputs: Inputs, inner: nn.Module | None = None) -> tuple[Seen, Tensor]:
+def look(
+    model: nn.Module, inputs: Inputs, inner: nn.Module | None = None
+) -> tuple[AttentionTrace, Tensor]:
     """What is seen, and the gradient of the model's output and of all weights together."""
-    with watch(model) as seen:
+    with watch(model) as trace:
         torch.manual_seed(5)
         output = model(**inputs)
     tensors = [value for value in output.values() if isinstance(value, Tensor)]
-    maps = [call.weights() for call in seen]
-    return seen, gradients([*maps, tensors[0]], inner or model)
+    maps = [call.weights() for call in trace]
+    return trace, gradients([*maps, tensors[0]], inner or model)
 
 
-def same(ours: Seen, theirs: Seen) -> None:
+def same(ours: AttentionTrace, theirs: AttentionTrace) -> None:
     """Hold two views of one model to each other, call by call."""
     for one, other in zip(ours, theirs, strict=True):
         assert (one.name, one.cross, one.causal) == (other.name, other.cross, other.causal)
@@ -624,7 +628,7 @@ def log_block_apart(call: Call, wanted: Tensor) -> float:
     keys = torch.arange(0, k, 2).expand(b, -1)
     block = wanted.detach()[:, :, rows[0]][..., keys[0]]
     block = (block / block.sum(dim=-1, keepdim=True)).log()
-    ours = Seen([call]).log_block(rows, keys).log_weights[:, 0].detach()
+    ours = AttentionTrace([call]).log_block(rows, keys).log_weights[:, 0].detach()
     there = block > -60  # below, float32 has no weights left to take a logarithm of
     assert bool((ours[block.isneginf()] < -60).all()), f"{call.name} shows what it hides"
     ours, block = ours[there], block[there]
@@ -635,26 +639,34 @@ def log_block_apart(call: Call, wanted: Tensor) -> float:
 
 HEAD = """# Parity
 
-What `overt.watch` sees of a model, held against what the same model says about itself under
-`attn_implementation="eager"`. Every family is a tiny model with random weights; the numbers are the
-largest over the implementations named, over all maps, rows and keys.
+Look up how exactly `overt.watch` captures each model family. `overt doctor` checks your own model:
 
-- **maps / modules**: attention calls seen in one forward pass, and attention modules in the model.
-  A layer that is called twice gives two maps.
+```console
+$ overt doctor hf:openai-community/gpt2
+```
+
+The reference is the attention that the same model returns under `attn_implementation="eager"`.
+Every family is a tiny model with random weights; the numbers are the maximum over the listed
+implementations and over all maps, rows and keys.
+
+- **maps / modules**: attention calls captured in one forward pass, and attention modules in the
+  model. A layer that is called twice gives two maps.
 - **weights**: largest absolute difference, float32 (at most 1e-6) and float64 (at most 1e-12).
 - **gradients**, **log-blocks**: largest difference relative to the largest entry, float32 (at most
-  1e-5): of all parameters' gradients of a random sum of all weights, and of `seen.log_block`.
+  1e-5): of all parameters' gradients of a random sum of all weights, and of `trace.log_block`.
 
-What the numbers do not say:
+Notes:
 
-- Falcon adds ALiBi twice on "eager" and once on "sdpa", so its two ways to attend disagree. Each is
-  seen as it is: weights times values give the output that the model went on with.
-- A factor that a model applies after weights and values have met is not part of its weights, as
-  with the sinks of Granite's sliding windows on "eager"; on "overt" they are in the map.
-- Weights that are cut into parts which meet different values (Pegasus-X) are refused. Attention
-  without a softmax over keys (linear, hashed, state space) is an error that names its modules.
+- Falcon adds ALiBi twice on "eager" and once on "sdpa", so its two implementations differ. Each is
+  captured as computed: weights times values equal the output that the model used.
+- A factor that a model applies after the product of weights and values is not part of the weights,
+  as with the sinks of Granite's sliding windows on "eager"; on "overt" they are part of the map.
+- Weights whose slices are multiplied with different values (Pegasus-X) are an error. Attention
+  without a softmax over keys (linear, hashed, state space) is an error that names its modules, also
+  in models with other attention layers (Jamba, Bamba, Zamba, Qwen3-Next); use
+  `watch(model, without=[...])` for the rest.
 
-Made by `python -m tests.capture.families`; a test makes it again.
+Generated by `python -m tests.capture.families`; a test compares it with a new run.
 
 """
 COLUMNS = ("family", "implementations", "route", "maps / modules", "weights", "gradients")

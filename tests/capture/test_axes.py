@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from overt.capture import watch
-from overt.capture.axes import four, heads_of
+from overt.capture.axes import num_heads_of, to_bhnm
 
 
 class Folded(nn.Module):
@@ -21,7 +21,6 @@ class Folded(nn.Module):
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        ((8, 6, 5), (2, 4, 6, 6)),  # heads folded into the batch
         ((3, 6, 5), (3, 1, 6, 6)),
         ((2, 4, 3, 6, 5), (6, 4, 6, 6)),  # windows behind the heads
         ((2, 3, 4, 6, 5), (6, 4, 6, 6)),  # windows before them
@@ -30,20 +29,20 @@ class Folded(nn.Module):
 def test_sdpa_of_other_shapes(shape, expected):
     torch.manual_seed(0)
     model, x = Folded(), torch.randn(shape)
-    with watch(model) as seen:
+    with watch(model) as trace:
         plain = model(x)
-    assert seen.calls[0].shape == expected
+    assert trace.calls[0].shape == expected
     weights = (x @ x.transpose(-1, -2) / 5**0.5).softmax(-1)
-    torch.testing.assert_close(seen.map().weights[:, 0], four(weights, 4))
+    torch.testing.assert_close(trace.map().weights[:, 0], to_bhnm(weights, 4))
     with watch(model, edit=lambda call, weights: weights):
         torch.testing.assert_close(model(x), plain)
 
 
 def test_numbers_of_heads():
-    assert heads_of(Folded()) == 4
-    assert heads_of(nn.Identity()) == 1
+    assert num_heads_of(Folded()) == 4
+    assert num_heads_of(nn.Identity()) == 1
     named = nn.Identity()
     named.nhead = 3
-    assert heads_of(named) == 3
-    with pytest.raises(ValueError, match="no axis of samples"):
-        four(torch.zeros(2, 2), 1)
+    assert num_heads_of(named) == 3
+    with pytest.raises(ValueError, match=r"batch.*\(2, 2\)"):
+        to_bhnm(torch.zeros(2, 2), 1)

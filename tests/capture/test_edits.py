@@ -5,7 +5,7 @@ import torch
 
 from overt.attention import Kind
 from overt.capture import Bias, watch
-from overt.capture.call import Projected
+from overt.capture.call import QKCall
 from tests.capture.toys import FusedAttention, Stack, WrittenAttention
 
 
@@ -44,24 +44,24 @@ def test_adding_a_bias_is_multiplying_and_dividing_by_the_sum(attention, more):
         weights = weights * bias.exp()
         return weights / weights.sum(dim=-1, keepdim=True)
 
-    with watch(model, edit=Bias(lambda call: bias)) as seen:
+    with watch(model, edit=Bias(lambda call: bias)) as trace:
         added = model(x)
     with watch(model, edit=multiplied):
         torch.testing.assert_close(model(x), added, rtol=0, atol=1e-12)
     assert not torch.allclose(added, model(x))
-    assert seen.map().check().kind is Kind.PROBABILITY
+    assert trace.map().check().kind is Kind.PROBABILITY
 
 
 def test_a_bias_stays_on_the_fused_kernel(monkeypatch):
     model, x = make()
-    with watch(model, edit=Bias(lambda call: torch.zeros(1, 1, 1, 6))) as seen:
+    with watch(model, edit=Bias(lambda call: torch.zeros(1, 1, 1, 6))) as trace:
         model(x)
-    assert all(isinstance(call.source, Projected) for call in seen)
+    assert all(isinstance(call.source, QKCall) for call in trace)
 
     def never(*_, **__):
         raise AssertionError("the weights were made real")
 
-    monkeypatch.setattr(Projected, "weights", never)
+    monkeypatch.setattr(QKCall, "weights", never)
     with watch(model, edit=Bias(lambda call: torch.zeros(1, 1, 1, 6))):
         model(x)
 
@@ -69,9 +69,9 @@ def test_a_bias_stays_on_the_fused_kernel(monkeypatch):
 def test_hiding_a_key_hides_it_in_every_layer():
     model, x = make()
     hide = torch.zeros(6).index_fill(0, torch.tensor([2]), -torch.inf)
-    with watch(model, edit=Bias(lambda call: hide)) as seen:
+    with watch(model, edit=Bias(lambda call: hide)) as trace:
         out = model(x)
-    assert not seen.map().weights[..., 2].any()
+    assert not trace.map().weights[..., 2].any()
     other = x.clone()
     other[:, 2] += 1
     with watch(model, edit=Bias(lambda call: hide)):
@@ -88,10 +88,10 @@ def test_only_the_layers_watched_are_edited_and_the_call_says_which():
         names.append((call.name, call.step, call.shape))
         return uniform(call, weights)
 
-    with watch(model, layers=[1], edit=edit) as seen:
+    with watch(model, layers=[1], edit=edit) as trace:
         model(x)
     assert names == [("layers.1", 0, (2, 4, 6, 6))]
-    assert seen.map().kind is Kind.AMOUNT
+    assert trace.map().kind is Kind.AMOUNT
     with watch(model, layers=[1], edit=Bias(lambda call: None)):
         torch.testing.assert_close(model(x), model(x))
 
@@ -109,9 +109,7 @@ def test_edits_of_nested_watchers_act_one_after_the_other():
 def test_an_edit_of_the_wrong_shape_is_said():
     model, x = make()
     with (
-        pytest.raises(
-            ValueError, match=r"the edit of layers.0 gave weights of shape \(2, 4, 6, 1\)"
-        ),
+        pytest.raises(ValueError, match=r"layers.0 .*\(2, 4, 6, 1\)"),
         watch(model, edit=lambda call, weights: weights[..., :1]),
     ):
         model(x)
@@ -120,17 +118,17 @@ def test_an_edit_of_the_wrong_shape_is_said():
 def test_an_edit_that_gives_nothing_and_a_bias_that_does_not_fit_are_said():
     model, x = make()
     with (
-        pytest.raises(TypeError, match=r"the edit of layers.0 gave NoneType where weights"),
+        pytest.raises(TypeError, match=r"layers.0 .*NoneType"),
         watch(model, edit=lambda call, weights: None),
     ):
         model(x)
     with (
-        pytest.raises(ValueError, match=r"layers.0 has the shape \(7,\), which does not broadcast"),
+        pytest.raises(ValueError, match=r"layers.0 .*\(7,\)"),
         watch(model, edit=Bias(lambda call: torch.zeros(7))),
     ):
         model(x)
     with (
-        pytest.raises(ValueError, match="the edit of the model gave weights"),
+        pytest.raises(ValueError, match=r"edit.*model"),
         watch(model.layers[0], edit=lambda call, weights: weights[..., :1]),
     ):
         model(x)
@@ -155,9 +153,9 @@ def test_dropout_stays_on_edited_weights_in_training():
     torch.manual_seed(0)
     model = Stack(WrittenAttention(rate=0.5)).train()
     x = torch.randn(2, 6, 16)
-    with watch(model, edit=lambda call, weights: weights) as seen:
+    with watch(model, edit=lambda call, weights: weights) as trace:
         model(x)
-    torch.testing.assert_close(seen.map().weights.sum(-1), torch.ones(2, 1, 4, 6))
+    torch.testing.assert_close(trace.map().weights.sum(-1), torch.ones(2, 1, 4, 6))
     torch.manual_seed(1)
     with watch(model, edit=lambda call, weights: weights):
         edited = model(x)

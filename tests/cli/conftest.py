@@ -1,4 +1,4 @@
-"""Commands in a process that has toys in the place of recipes."""
+"""Fixtures of the command line: toy recipes and calls of commands."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,30 +7,31 @@ from typing import Any
 import pytest
 
 from overt import cli
-from overt.recipes import tables
-from overt.recipes.recipe import Recipe
+from overt.experiments.recipe import Recipe
 from tests import toys
 
 Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No folder of data and no other process is named outside."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset the environment variables of data folders and processes."""
     for name in ("OVERT_DATA", "OVERT_TRACEBACK", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def toy_recipes(monkeypatch: pytest.MonkeyPatch, no_folders: None) -> None:
-    """The commands find toys and no recipes."""
-    monkeypatch.setattr("overt.recipes.recipes", lambda: dict(toys.RECIPES))
-    monkeypatch.setattr(tables, "tables", lambda: {"toys": toys.TABLE, "needy": toys.NEEDY})
+def toy_recipes(monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> None:
+    """Replace the recipes and tables by toys."""
+    monkeypatch.setattr("overt.papers.catalog.recipes", lambda: dict(toys.RECIPES))
+    monkeypatch.setattr(
+        "overt.papers.catalog.tables", lambda: {"toys": toys.TABLE, "needy": toys.FILES_TABLE}
+    )
 
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """`call("run", ...)` gives the exit code, what was printed, and what was said on stderr."""
+    """Return `call("run", ...)`, which returns exit code, stdout and stderr."""
 
     def call(*args: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -42,13 +43,13 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What `running.run` was asked; it leaves results behind and trains nothing."""
-    found: list[dict[str, Any]] = []
+def runner_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Record the calls of `runner.run`, which writes results without training."""
+    calls: list[dict[str, Any]] = []
 
-    def run(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any]:
-        found.append({"recipe": recipe, "out": out, **options})
-        return toys.leave(out, recipe, options["seed"])
+    def run(recipe: Recipe, out: Path, build: Any = None, **options: Any) -> dict[str, Any]:
+        calls.append({"recipe": recipe, "out": out, **options})
+        return toys.write_run_folder(out, recipe, options["seed"])
 
-    monkeypatch.setattr("overt.recipes.running.run", run)
-    return found
+    monkeypatch.setattr("overt.experiments.runner.run", run)
+    return calls

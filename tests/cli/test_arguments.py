@@ -1,4 +1,4 @@
-"""What commands take: words that name something, and what the shell completes."""
+"""Command-line arguments: completion, lists and empty values."""
 
 import inspect
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from overt.cli import app, data_app
 from overt.cli.arguments import split_values
-from overt.cli.commands import PATHS
+from overt.cli.commands import PATH_OPTIONS
 from tests.cli.conftest import Call
 
 pytestmark = pytest.mark.usefixtures("toy_recipes")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("toy_recipes")
         ("overt do", "doctor"),
     ],
 )
-def test_the_shell_completes(
+def test_shell_completion_lists_names_and_settings(
     call: Call, monkeypatch: pytest.MonkeyPatch, words: str, wanted: str
 ) -> None:
     monkeypatch.setenv("_OVERT_COMPLETE", "complete_bash")
@@ -35,26 +35,22 @@ def test_the_shell_completes(
     assert code == 0 and wanted in out.split()
 
 
-def test_words_are_split_at_commas_and_repetitions() -> None:
+def test_lists_are_split_at_commas_and_repeated_options() -> None:
     assert split_values(None, "--rows") == [] == split_values([], "--rows")
     assert split_values(["a, b,", "c"], "--rows") == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("empty", ["", " ", ",", " , "])
-def test_an_option_that_names_nothing_is_not_everything(
-    call: Call, tmp_path: Path, empty: str
-) -> None:
-    """As of `--rows "$UNSET"`: neither the table nor the demo begins."""
+def test_an_empty_list_option_is_rejected(call: Call, tmp_path: Path, empty: str) -> None:
+    """As with `--rows "$UNSET"`: neither the table nor the demo starts."""
     for command in (("table", "toys"), ("demo",)):
         code, _, err = call(*command, "--out", tmp_path / "out", "--rows", empty)
-        assert (
-            code == 2 and err == "overt: --rows names nothing; leave it out for the usual rows.\n"
-        )
+        assert code == 2 and err == "overt: --rows is empty: name some rows, or leave it out.\n"
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("given", [["report", ""], ["serve", "runs", ""]])
-def test_an_empty_name_is_not_the_folder_one_is_in(
+def test_an_empty_name_is_rejected(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,16 +69,16 @@ def test_an_empty_name_is_not_the_folder_one_is_in(
         ["data", "vocabulary", "captions.txt", "--out", "x", "--images="],
     ],
 )
-def test_an_empty_path_is_not_the_folder_one_is_in(
+def test_an_empty_path_is_rejected(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = call(*given)
-    assert code == 2 and "is empty; give it a path" in err and err.count("\n") == 1
+    assert code == 2 and "is empty: give a path" in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_option_that_names_a_path_is_known() -> None:
+def test_path_options_are_complete() -> None:
     found = set()
     for one in (*app.registered_commands, *data_app.registered_commands):
         hints = get_type_hints(one.callback)
@@ -92,9 +88,9 @@ def test_every_option_that_names_a_path_is_known() -> None:
             for name, hint in hints.items()
             if name in named and hint in (Path, Path | None)
         }
-    assert found == PATHS
+    assert found == PATH_OPTIONS
 
 
-def test_a_run_is_still_a_path(call: Call, tmp_path: Path) -> None:
+def test_a_run_argument_is_a_path(call: Call, tmp_path: Path) -> None:
     code, _, err = call("report", tmp_path / "gone")
-    assert code == 2 and "is not a folder; name the folder of a run" in err
+    assert code == 2 and "which is not a folder" in err

@@ -3,10 +3,10 @@ import json
 import pytest
 
 from overt.data.detections import read_detections
-from overt.errors import BadInput, Damaged
+from overt.errors import CorruptFileError, UserError
 
 
-def test_boxes_by_photo(tmp_path):
+def test_boxes_are_grouped_by_photo(tmp_path):
     path = tmp_path / "dets.json"
     path.write_text(json.dumps([
         {"det_id": 1, "h5_id": 0, "image_id": 9, "box": [1.5, 2, 3, 4], "score": 0.7},
@@ -27,13 +27,13 @@ def test_boxes_by_photo(tmp_path):
                                    {"image_id": 9, "box": [0, 0, 1]},
                                    {"image_id": 9, "box": "all"}],
                          ids=["no box", "no photo", "three numbers", "a word"])  # fmt: skip
-def test_what_is_no_box_is_named(tmp_path, entry):
+def test_invalid_entries_raise_with_their_number(tmp_path, entry):
     path = tmp_path / "dets.json"
     path.write_text(json.dumps([{"image_id": 1, "box": [0, 0, 1, 1]}, entry]))
-    with pytest.raises(Damaged, match="entry 1 is no box on a photo"):
+    with pytest.raises(CorruptFileError, match=r" 1 .*image_id.*box"):
         read_detections(path)
 
 
-def test_a_missing_file_is_said(tmp_path):
-    with pytest.raises(BadInput, match=r"dets\.json is missing"):
+def test_missing_file_raises(tmp_path):
+    with pytest.raises(UserError, match=r"dets\.json.*missing"):
         read_detections(tmp_path / "dets.json")

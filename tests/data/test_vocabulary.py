@@ -18,29 +18,29 @@ from overt.data.vocabulary import (
     PAD,
     SPECIAL,
     UNKNOWN,
+    BpeVocabulary,
     HubTokenizer,
-    Reader,
-    SubWords,
+    Tokenizer,
     Vocabulary,
-    load_words,
+    load_vocabulary,
     pad,
     tokenize,
 )
-from overt.errors import BadInput, Damaged
-from overt.files import write_json
+from overt.errors import CorruptFileError, UserError
+from overt.io import write_json
 
 TEXTS = st.text(max_size=60)
 
 
 @given(TEXTS)
-def test_every_word_is_the_lower_case_of_its_characters(text):
+def test_tokens_are_lowercase_substrings(text):
     for word, start, end in tokenize(text):
         assert text[start:end].lower() == word
         assert word.strip()
 
 
 @given(TEXTS)
-def test_words_come_in_order_and_leave_out_only_spaces(text):
+def test_tokens_are_ordered_and_skip_only_spaces(text):
     found = tokenize(text)
     assert all(a[2] <= b[1] for a, b in itertools.pairwise(found))
     rest = list(text)
@@ -49,7 +49,7 @@ def test_words_come_in_order_and_leave_out_only_spaces(text):
     assert not "".join(rest).strip()
 
 
-def test_words_by_hand():
+def test_tokenize_splits_contractions_and_punctuation():
     words = [word for word, _, _ in tokenize("Isn't THE dog's café, 'nice'? 3.5 e\u0301t\u0301")]
     assert words == [
         *["isn", "'t", "the", "dog", "'s", "café", ",", "'", "nice", "'", "?"],
@@ -57,7 +57,7 @@ def test_words_by_hand():
     ]
 
 
-def test_a_letter_that_grows_when_lowered_keeps_its_place():
+def test_letter_that_grows_in_lower_case_keeps_its_span():
     assert tokenize("İx y") == [("i̇x", 0, 2), ("y", 3, 4)]
 
 
@@ -68,7 +68,7 @@ def test_special_ids_are_the_first_five():
     assert (found.size, found.padding, found.mask) == (6, PAD, MASK)
 
 
-def test_order_is_by_frequency_and_then_by_alphabet():
+def test_words_are_sorted_by_frequency_then_alphabet():
     found = Vocabulary.build([["b", "c", "a"], ["c", "d", "d", "d"]])
     assert found.words == ("d", "c", "a", "b")
     assert Vocabulary.build([["b", "c", "a"], ["c", "d", "d", "d"]], minimum=2).words == ("d", "c")
@@ -77,50 +77,50 @@ def test_order_is_by_frequency_and_then_by_alphabet():
     )
 
 
-def test_order_does_not_depend_on_the_order_of_the_words():
-    """So a set of words may be given, whatever the hash seed makes of it."""
+def test_word_order_does_not_depend_on_the_input_order():
+    """So the words may be a set, whose order depends on the hash seed."""
     for words in itertools.permutations("wxyz"):
         assert Vocabulary.build([words, ["y"]]).words == ("y", "w", "x", "z")
 
 
 @given(st.lists(st.lists(st.text(min_size=1, max_size=3), max_size=5), max_size=5))
-def test_known_words_come_back(lists):
+def test_decode_inverts_encode_for_known_words(lists):
     found = Vocabulary.build(lists)
     words = [word for tokens in lists for word in tokens if word not in SPECIAL]
     assert found.decode(found.encode(words)) == words
 
 
-def test_unknown_words_and_the_names_of_special_ids_are_unknown():
+def test_unknown_words_and_names_of_special_ids_map_to_unknown():
     found = Vocabulary.build([["a", *SPECIAL, ""]])
     assert found.words == ("a",)
     assert found.encode(["a", "z", *SPECIAL]) == [5, *[UNKNOWN] * 6]
 
 
-def test_reading_a_text_gives_ids_and_characters():
+def test_read_gives_ids_and_character_spans():
     found = Vocabulary.build([["red", "ring"]])
     assert found.read("A Red ring") == ([1, 5, 6], [(0, 1), (2, 5), (6, 10)])
     assert found.read("") == ([], [])
 
 
 @pytest.mark.parametrize("number", [-1, 6, 10**9])
-def test_decoding_an_id_out_of_range_is_refused(number):
-    with pytest.raises(BadInput, match=str(number)):
+def test_decoding_an_out_of_range_id_raises(number):
+    with pytest.raises(UserError, match=str(number)):
         Vocabulary.build([["a"]]).decode([number])
 
 
 @pytest.mark.parametrize("words", [("a", "a"), ("",), ("<mask>",)])
-def test_impossible_words_are_refused(words):
-    with pytest.raises(BadInput):
+def test_invalid_words_raise(words):
+    with pytest.raises(UserError):
         Vocabulary(words)
 
 
-def test_saved_words_come_back(tmp_path):
+def test_saved_vocabulary_loads_unchanged(tmp_path):
     found = Vocabulary.build([["ä", "b", '"', "\u2028"]])
     found.save(tmp_path / "words.json")
     assert Vocabulary.load(tmp_path / "words.json") == found
     found.save(str(tmp_path / "text.json"))
     assert Vocabulary.load(str(tmp_path / "text.json")) == found
-    assert load_words(str(tmp_path / "text.json")) == found
+    assert load_vocabulary(str(tmp_path / "text.json")) == found
 
 
 @pytest.mark.parametrize(
@@ -136,31 +136,31 @@ def test_saved_words_come_back(tmp_path):
         {"format": vocabulary.FORMAT, "words": ["<pad>"]},
     ],
 )
-def test_a_file_of_another_kind_is_damaged(tmp_path, value):
+def test_file_of_another_format_raises(tmp_path, value):
     path = tmp_path / "words.json"
     path.write_text(json.dumps(value))
-    with pytest.raises(Damaged, match=r"words\.json"):
+    with pytest.raises(CorruptFileError, match=r"words\.json"):
         Vocabulary.load(path)
 
 
-def test_a_file_cut_off_at_any_byte_is_damaged(tmp_path):
+def test_truncated_file_raises(tmp_path):
     path = tmp_path / "words.json"
     Vocabulary.build([["a", "b"]]).save(path)
     data = path.read_bytes()
     for length in range(len(data.rstrip())):
         path.write_bytes(data[:length])
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptFileError):
             Vocabulary.load(path)
 
 
-def test_padding_by_hand():
+def test_pad_matches_hand_computed_values():
     ids, mask, spans = pad([[7, 8], [], [9]], [[(0, 1), (2, 4)], [], [(3, 5)]], padding=6)
     assert ids.tolist() == [[7, 8], [6, 6], [9, 6]]
     assert mask.tolist() == [[True, True], [False, False], [True, False]]
     assert spans.tolist() == [[[0, 1], [2, 4]], [[-1, -1]] * 2, [[3, 5], [-1, -1]]]
 
 
-def test_rows_of_a_given_length_and_of_nothing():
+def test_pad_to_a_length_and_of_empty_rows():
     ids, mask, spans = pad([[1, 2, 3], [4]], length=2)
     assert ids.tolist() == [[1, 2], [4, PAD]] and mask.sum() == 3 and (spans == -1).all()
     ids, mask, spans = pad([[]])
@@ -169,14 +169,14 @@ def test_rows_of_a_given_length_and_of_nothing():
     assert ids.shape == (0, 1) and ids.dtype == torch.long
 
 
-def test_spans_must_fit_the_ids():
-    with pytest.raises(BadInput, match="span"):
+def test_spans_of_another_length_than_the_ids_raise():
+    with pytest.raises(UserError, match="span"):
         pad([[1, 2]], [[(0, 1)]])
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory) -> Path:
-    """A tiny tokenizer in the hub's format, of words, with special tokens at both ends."""
+    """A tiny WordPiece tokenizer in the hub's format, with special tokens at both ends."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -192,7 +192,7 @@ def hub(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_hub_tokenizer_reads_like_a_vocabulary(hub):
+def test_hub_tokenizer_gives_ids_and_spans(hub):
     found = HubTokenizer.load(hub)
     ids, spans = found.read("a red rings")
     assert ids == [2, 8, 5, 6, 7, 3]
@@ -204,7 +204,7 @@ def test_a_hub_tokenizer_reads_like_a_vocabulary(hub):
 
 
 def test_spaces_are_not_part_of_a_hub_token():
-    class Spacious:
+    class SpacedTokenizer:
         is_fast = True
 
         def __call__(self, text, **_):
@@ -215,53 +215,57 @@ def test_spaces_are_not_part_of_a_hub_token():
                 "special_tokens_mask": [0] * 3,
             }
 
-    assert HubTokenizer(Spacious()).read("ab cd  ")[1] == [(0, 2), (3, 5), ABSENT]
+    assert HubTokenizer(SpacedTokenizer()).read("ab cd  ")[1] == [(0, 2), (3, 5), ABSENT]
 
 
-def test_a_slow_or_missing_tokenizer_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="fast"):
+def test_slow_or_missing_tokenizer_raises(tmp_path):
+    with pytest.raises(UserError, match="fast"):
         HubTokenizer(object())
-    with pytest.raises(BadInput, match="nothing-here"):
+    with pytest.raises(UserError, match="nothing-here"):
         HubTokenizer.load(tmp_path / "nothing-here")
 
 
-# Sub-words
+# Subwords
 
-SAID = ["a dog runs on the grass", "two dogs run on the grass", "a dog's ball is on the grass"] * 3
+SENTENCES = [
+    "a dog runs on the grass",
+    "two dogs run on the grass",
+    "a dog's ball is on the grass",
+] * 3
 
 
 @pytest.fixture(scope="module")
 def pieces():
     pytest.importorskip("tokenizers", reason="no tokenizers")
-    return SubWords.build((text.split() for text in SAID), limit=300)
+    return BpeVocabulary.build((text.split() for text in SENTENCES), limit=300)
 
 
-def test_sub_words_have_the_special_ids_and_the_face_of_a_reader(pieces):
-    assert isinstance(pieces, Reader) and 261 < pieces.size <= 305
+def test_bpe_vocabulary_is_a_tokenizer_with_special_ids(pieces):
+    assert isinstance(pieces, Tokenizer) and 261 < pieces.size <= 305
     assert pieces.decode(range(5)) == list(SPECIAL)
     assert (pieces.padding, pieces.mask) == (PAD, MASK)
-    with pytest.raises(BadInput, match="not in a vocabulary"):
+    with pytest.raises(UserError, match="out of range"):
         pieces.decode([pieces.size])
 
 
 @given(TEXTS)
-def test_any_text_can_be_spelled(text):
+def test_bpe_round_trips_any_text(text):
     pytest.importorskip("tokenizers", reason="no tokenizers")
-    pieces = _pieces()
+    pieces = _build_pieces()
     ids, spans = pieces.read(text)
     assert len(ids) == len(spans) and all(len(SPECIAL) <= one < pieces.size for one in ids)
-    said = unicodedata.normalize("NFC", text).lower()
-    assert pieces.text(ids) == said.strip() or "\u0130" in text or text.strip() != text
+    normalized = unicodedata.normalize("NFC", text).lower()
+    assert pieces.text(ids) == normalized.strip() or "\u0130" in text or text.strip() != text
     for start, end in spans:
         assert (start, end) == (-1, -1) or 0 <= start < end <= len(text)
 
 
 @functools.cache
-def _pieces():
-    return SubWords.build((text.split() for text in SAID), limit=300)
+def _build_pieces():
+    return BpeVocabulary.build((text.split() for text in SENTENCES), limit=300)
 
 
-def test_frequent_words_are_one_piece_and_names_of_special_ids_are_none(pieces):
+def test_frequent_words_are_one_piece_and_special_names_are_split(pieces):
     assert pieces.decode(pieces.encode(["the", "grass"])) == [" the", " grass"]
     assert len(pieces.encode(["zebra"])) > 1
     assert pieces.text(pieces.encode(["a", "zebra's", "t-shirt"])) == "a zebra's t-shirt"
@@ -271,23 +275,37 @@ def test_frequent_words_are_one_piece_and_names_of_special_ids_are_none(pieces):
     assert pieces.text([BEGIN, *ids, END, PAD]) == "on the grass"
 
 
-def test_sub_words_are_the_same_each_time_and_come_back(pieces, tmp_path):
-    again = SubWords.build((text.split() for text in SAID), limit=300)
+def test_bpe_vocabulary_is_deterministic_and_loads_unchanged(pieces, tmp_path):
+    again = BpeVocabulary.build((text.split() for text in SENTENCES), limit=300)
     assert again == pieces and pieces != Vocabulary(("a",))
     pieces.save(tmp_path / "pieces.json")
-    assert SubWords.load(tmp_path / "pieces.json") == pieces == load_words(tmp_path / "pieces.json")
-    with pytest.raises(BadInput, match="256 pieces"):
-        SubWords.build([["a"]], limit=10)
+    assert (
+        BpeVocabulary.load(tmp_path / "pieces.json")
+        == pieces
+        == load_vocabulary(tmp_path / "pieces.json")
+    )
+    with pytest.raises(UserError, match=r"256.* 10"):
+        BpeVocabulary.build([["a"]], limit=10)
 
 
 @pytest.mark.parametrize("value", [{}, [], {"format": "overt sub-words 1"}])
-def test_a_file_that_holds_no_sub_words_is_damaged(tmp_path, value):
+def test_file_without_subwords_raises(tmp_path, value):
     pytest.importorskip("tokenizers", reason="no tokenizers")
     write_json(tmp_path / "bad.json", value)
-    with pytest.raises(Damaged):
-        SubWords.load(tmp_path / "bad.json")
+    with pytest.raises(CorruptFileError):
+        BpeVocabulary.load(tmp_path / "bad.json")
 
 
-def test_the_text_of_ids_leaves_special_ones_out():
+def test_text_of_ids_skips_special_ids():
     known = Vocabulary(("a", "dog"))
     assert known.text([BEGIN, *known.encode(["a", "dog"]), END]) == "a dog"
+
+
+def test_a_string_is_not_a_list_of_words():
+    """A string was once split into letters."""
+    with pytest.raises(UserError, match=r"'a dog'.*tokenize"):
+        Vocabulary.build(["a dog"])
+    with pytest.raises(UserError, match=r"words.*'dog'"):
+        Vocabulary(("dog",)).encode("dog")
+    with pytest.raises(UserError, match=r"words.*'a dog'"):
+        BpeVocabulary.build(["a dog"])

@@ -1,12 +1,12 @@
-"""VQA in its official formats, with a handful of questions."""
+"""Files of VQA in the official formats with a few questions, for tests."""
 
 import json
 from pathlib import Path
 
 from overt.data import vqa
-from overt.data.vqa import V2, Edition
+from overt.data.vqa import V2, VqaEdition
 
-# question id, photo, words, ten answers, answer type, question type
+# question id, photo, question, ten answers, answer type, question type
 TRAIN = [
     (100, 9, "what color is it", ["red"] * 7 + ["blue"] * 3, "other", "what color"),
     (101, 9, "is it red", ["yes"] * 10, "yes/no", "is it"),
@@ -19,12 +19,12 @@ VAL = [
 ]
 
 
-def question(row: tuple, part: str | None) -> dict:
+def make_question(row: tuple, part: str | None) -> dict:
     found = {"image_id": row[1], "question": row[2], "question_id": row[0]}
     return found if part is None else {**found, "coco_split": part}
 
 
-def annotation(row: tuple, part: str | None) -> dict:
+def make_annotation(row: tuple, part: str | None) -> dict:
     answers = [
         {"answer": answer, "answer_confidence": "yes", "answer_id": number + 1}
         for number, answer in enumerate(row[3])
@@ -40,30 +40,35 @@ def annotation(row: tuple, part: str | None) -> dict:
     return found if part is None else {**found, "coco_split": part}
 
 
-def dump(path: Path, value: object) -> None:
+def dump_json(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
 
 
-def write(root: Path, write_photo, edition: Edition = V2, train: list = TRAIN) -> Path:
-    """The official files with a few questions, and their photos."""
+def write_vqa(root: Path, write_photo, edition: VqaEdition = V2, train: list = TRAIN) -> Path:
+    """Write the official files with a few questions, and their photos."""
     folder = root / vqa.FOLDER
     if edition.wrapped:
         for part, rows in (("train2014", train), ("val2014", VAL)):
-            asked = {"info": {}, "task_type": "Open-Ended", "data_type": "mscoco", "license": {}}
-            asked["questions"] = [question(row, None) for row in rows]
-            answered = {"info": {}, "annotations": [annotation(row, None) for row in rows]}
-            dump(folder / edition.questions_file.format(part=part), asked)
-            dump(folder / edition.annotations_file.format(part=part), answered)
-        tested = {"questions": [question(VAL[0], None)]}
+            questions = {
+                "info": {},
+                "task_type": "Open-Ended",
+                "data_type": "mscoco",
+                "license": {},
+            }
+            questions["questions"] = [make_question(row, None) for row in rows]
+            annotations = {"info": {}, "annotations": [make_annotation(row, None) for row in rows]}
+            dump_json(folder / edition.questions_file.format(part=part), questions)
+            dump_json(folder / edition.annotations_file.format(part=part), annotations)
+        test_questions = {"questions": [make_question(VAL[0], None)]}
         for part in ("test2015", "test-dev2015"):
-            dump(folder / edition.questions_file.format(part=part), tested)
+            dump_json(folder / edition.questions_file.format(part=part), test_questions)
     else:
         for part, rows, where in (("train", train, "val2014"), ("test", VAL, "train2014")):
-            asked = [question(row, where) for row in rows]
-            dump(folder / edition.questions_file.format(part=part), asked)
-            answered = [annotation(row, where) for row in reversed(rows)]
-            dump(folder / edition.annotations_file.format(part=part), answered)
+            questions = [make_question(row, where) for row in rows]
+            dump_json(folder / edition.questions_file.format(part=part), questions)
+            annotations = [make_annotation(row, where) for row in reversed(rows)]
+            dump_json(folder / edition.annotations_file.format(part=part), annotations)
     for photo in (9, 11, 12, 50, 51):
         for part in ("train2014", "val2014", "test2015"):
             name = f"{part}/COCO_{part}_{photo:012d}.jpg"

@@ -1,7 +1,7 @@
-"""What reads bytes that somebody else wrote: each target takes any bytes and must end well.
+"""Fuzz targets: each reads arbitrary bytes and must return or raise an expected error.
 
-A target returns, or raises `BadInput` or `Damaged`, which it swallows. Anything else is a defect.
-Each comes with a few whole files to begin from.
+`UserError` and `CorruptFileError` are expected; any other exception is a defect. Each target has a
+few valid files as seeds.
 """
 
 import contextlib
@@ -20,46 +20,46 @@ from typing import Any
 import numpy as np
 import torch
 
-from overt import files
+from overt import io as overt_io
 from overt.attention import AttentionMap, grid
-from overt.errors import BadInput, Damaged
+from overt.errors import CorruptFileError, UserError
 
-SMALL = 200_000  # pixels: what is fuzzed is the reading, not the memory
+MAX_PIXELS = 200_000  # pixels: this tests the decoder, not memory use
 
 
 @dataclass(frozen=True)
 class Target:
-    """A reader of bytes, and whole files to begin from."""
+    """A reader of bytes, and valid files as seeds."""
 
     read: Callable[[bytes], object]
     seeds: Callable[[], list[bytes]]
 
     def __call__(self, data: bytes) -> None:
-        """Read the bytes; a refusal in a sentence is a good end."""
+        """Read the bytes; an expected error must have a one-line message."""
         try:
             self.read(data)
-        except (BadInput, Damaged) as problem:
-            told = str(problem)
-            if not told or "\n" in told:
-                raise AssertionError(f"not one sentence: {told!r}") from problem
+        except (UserError, CorruptFileError) as problem:
+            message = str(problem)
+            if not message or "\n" in message:
+                raise AssertionError(f"not one line: {message!r}") from problem
 
 
 @functools.cache
-def _place() -> Path:
-    """A folder in memory where there is one."""
+def _folder() -> Path:
+    """Return a temporary folder, in memory if possible."""
     parent = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="overt-fuzz-", dir=parent if parent.is_dir() else None))
 
 
 def clear() -> None:
-    """Remove what the targets wrote."""
-    shutil.rmtree(_place(), ignore_errors=True)
-    _place.cache_clear()
+    """Remove the files of the targets."""
+    shutil.rmtree(_folder(), ignore_errors=True)
+    _folder.cache_clear()
 
 
 def _from_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
     def run(data: bytes) -> object:
-        path = _place() / name
+        path = _folder() / name
         path.write_bytes(data)
         return read(path)
 
@@ -69,13 +69,13 @@ def _from_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], o
 # --- pictures and archives
 
 
-def _picture(data: bytes) -> object:
+def _read_image(data: bytes) -> object:
     from overt.data.images import open_image
 
-    return open_image(data, SMALL)
+    return open_image(data, MAX_PIXELS)
 
 
-def _pictures() -> list[bytes]:
+def _images() -> list[bytes]:
     from PIL import Image
 
     image = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))
@@ -90,14 +90,14 @@ def _pictures() -> list[bytes]:
 def _unpack(path: Path) -> object:
     from overt.data.download import extract
 
-    out = _place() / "root" / "unpacked"
+    out = _folder() / "root" / "unpacked"
     shutil.rmtree(out.parent, ignore_errors=True)
     out.parent.mkdir()
     try:
         return extract(path, out, most_bytes=2**20)
     finally:
-        beside = [one for one in out.parent.iterdir() if one != out]
-        assert not beside, f"left {beside}"
+        outside = [one for one in out.parent.iterdir() if one != out]
+        assert not outside, f"left {outside}"
         for one in out.rglob("*"):
             assert not one.is_symlink(), one
 
@@ -121,32 +121,32 @@ def _archives() -> list[bytes]:
 
 
 def _tensors() -> list[bytes]:
-    files.write_tensors(_place() / "t", {"a": torch.ones(2, 3), "b": torch.zeros(1).half()})
-    return [(_place() / "t").read_bytes()]
+    overt_io.write_tensors(_folder() / "t", {"a": torch.ones(2, 3), "b": torch.zeros(1).half()})
+    return [(_folder() / "t").read_bytes()]
 
 
 def _arrays() -> list[bytes]:
-    files.write_arrays(_place() / "n", {"a": np.ones((2, 3)), "b": np.zeros(2, np.int32)})
-    return [(_place() / "n").read_bytes()]
+    overt_io.write_arrays(_folder() / "n", {"a": np.ones((2, 3)), "b": np.zeros(2, np.int32)})
+    return [(_folder() / "n").read_bytes()]
 
 
-def _map(path: Path) -> object:
-    from overt.show.export import load_map
+def _read_map(path: Path) -> object:
+    from overt.viz.export import load_map
 
     return load_map(path)
 
 
 def _maps() -> list[bytes]:
-    from overt.show.export import save_map
+    from overt.viz.export import save_map
 
-    save_map(_place() / "m.npz", AttentionMap(torch.ones(1, 1, 1, 1, 4) / 4, grid(2, 2)))
-    return [(_place() / "m.npz").read_bytes()]
+    save_map(_folder() / "m.npz", AttentionMap(torch.ones(1, 1, 1, 1, 4) / 4, grid(2, 2)))
+    return [(_folder() / "m.npz").read_bytes()]
 
 
-def _mat(path: Path) -> object:
-    from overt.data.matlab import Wanted, read_arrays
+def _read_mat(path: Path) -> object:
+    from overt.data.mat_files import ArraySpec, read_arrays
 
-    return read_arrays(path, {"X": Wanted((2, 3)), "y": Wanted((3, 1))})
+    return read_arrays(path, {"X": ArraySpec((2, 3)), "y": ArraySpec((3, 1))})
 
 
 def _mats() -> list[bytes]:
@@ -162,18 +162,18 @@ def _mats() -> list[bytes]:
     return found
 
 
-def _regions(path: Path) -> object:
-    from overt.data.bottomup import BottomUp
+def _read_regions(path: Path) -> object:
+    from overt.data.bottom_up import BottomUpFeatures
 
-    folder = _place() / "regions"
+    folder = _folder() / "regions"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     shutil.copy(path, folder / "a.tsv")
-    found = BottomUp(folder)
+    found = BottomUpFeatures(folder)
     return found.get(list(found._at)[:4])
 
 
-def _lines() -> list[bytes]:
+def _region_files() -> list[bytes]:
     numbers = b"AACAPwAAgD8AAIA/AACAPw=="
     return [b"1\t9\t9\t1\t" + numbers + b"\t" + numbers + b"\n"]
 
@@ -181,35 +181,36 @@ def _lines() -> list[bytes]:
 # --- texts
 
 
-def _manifest(path: Path) -> object:
-    folder = _place() / "sealed"
+def _read_manifest(path: Path) -> object:
+    folder = _folder() / "sealed"
     folder.mkdir(exist_ok=True)
     (folder / "a").write_bytes(b"a")
-    shutil.copy(path, folder / files.MANIFEST)
-    return files.verify(folder)
+    shutil.copy(path, folder / overt_io.MANIFEST)
+    return overt_io.verify(folder)
 
 
 def _manifests() -> list[bytes]:
-    with files.writing(_place() / "whole") as inside:
+    with overt_io.atomic_folder(_folder() / "whole") as inside:
         (inside / "a").write_bytes(b"a")
-    return [(_place() / "whole" / files.MANIFEST).read_bytes()]
+    return [(_folder() / "whole" / overt_io.MANIFEST).read_bytes()]
 
 
-def _words(path: Path) -> object:
-    from overt.data.vocabulary import load_words
+def _read_vocabulary(path: Path) -> object:
+    from overt.data.vocabulary import load_vocabulary
 
-    return load_words(path)
+    return load_vocabulary(path)
 
 
 def _vocabularies() -> list[bytes]:
     from overt.data.vocabulary import Vocabulary
 
-    Vocabulary.build(["a red ball", "a dog"]).save(_place() / "v.json")
-    return [(_place() / "v.json").read_bytes()]
+    Vocabulary.build([["a", "red", "ball"], ["a", "dog"]]).save(_folder() / "v.json")
+    return [(_folder() / "v.json").read_bytes()]
 
 
-def _recipe(data: bytes) -> object:
-    from overt.recipes import recipes, settings
+def _apply_settings(data: bytes) -> object:
+    from overt.experiments import settings
+    from overt.papers.catalog import recipes
 
     name, _, rest = data.decode("utf-8", "surrogateescape").partition("\n")
     known = recipes()
@@ -223,8 +224,9 @@ def _recipes() -> list[bytes]:
     return [b"scenes-soft\ntrain.epochs=3\ndata.limit=none", b"cifar10-cnn\ntrain.rate=1e-3"]
 
 
-def _settings(data: bytes) -> object:
-    from overt.recipes import recipes, settings
+def _restore_settings(data: bytes) -> object:
+    from overt.experiments import settings
+    from overt.papers.catalog import recipes
 
     with contextlib.suppress(ValueError, RecursionError):
         value: Any = json.loads(data)
@@ -233,33 +235,34 @@ def _settings(data: bytes) -> object:
     return None
 
 
-def _all_settings() -> list[bytes]:
-    from overt.recipes import recipes, settings
+def _settings_files() -> list[bytes]:
+    from overt.experiments import settings
+    from overt.papers.catalog import recipes
 
     return [json.dumps(settings.to_json(recipes()["scenes-soft"]())).encode()]
 
 
-def _question(data: bytes) -> object:
+def _read_request(data: bytes) -> object:
     from pydantic import ValidationError
 
-    from overt.serve.questions import Question
+    from overt.inspect.server.request_schema import InspectRequest
 
     with contextlib.suppress(ValidationError):
-        asked = Question.model_validate_json(data)
-        asked.wish()
-        return asked.given()
+        request_model = InspectRequest.model_validate_json(data)
+        request_model.view_options()
+        return request_model.model_input()
     return None
 
 
-def _questions() -> list[bytes]:
+def _requests() -> list[bytes]:
     import base64
 
-    picture = base64.b64encode(_pictures()[0]).decode()
-    whole = {"model": "a", "text": "what is it", "picture": picture, "without": [[0, 0, 1, 0.5]]}
-    return [json.dumps(whole).encode(), b'{"model": "a", "unsaid": [[0, 3]], "text": "b"}']
+    picture = base64.b64encode(_images()[0]).decode()
+    request = {"model": "a", "text": "what is it", "picture": picture, "without": [[0, 0, 1, 0.5]]}
+    return [json.dumps(request).encode(), b'{"model": "a", "unsaid": [[0, 3]], "text": "b"}']
 
 
-def _name(data: bytes) -> object:
+def _join_name(data: bytes) -> object:
     from overt.data.download import safe_join
 
     root = Path("/srv/root")
@@ -269,19 +272,19 @@ def _name(data: bytes) -> object:
 
 
 TARGETS: dict[str, Target] = {
-    "picture": Target(_picture, _pictures),
+    "picture": Target(_read_image, _images),
     "archive": Target(_from_file("archive", _unpack), _archives),
-    "json": Target(_from_file("a.json", files.read_json), lambda: [b'{"a": [1, 2.5, "b"]}']),
-    "tensors": Target(_from_file("a.safetensors", files.read_tensors), _tensors),
-    "metadata": Target(_from_file("a.safetensors", files.read_metadata), _tensors),
-    "arrays": Target(_from_file("a.npz", files.read_arrays), _arrays),
-    "map": Target(_from_file("a.npz", _map), _maps),
-    "matlab": Target(_from_file("a.mat", _mat), _mats),
-    "regions": Target(_from_file("a.tsv", _regions), _lines),
-    "manifest": Target(_from_file("manifest", _manifest), _manifests),
-    "vocabulary": Target(_from_file("a.json", _words), _vocabularies),
-    "recipe": Target(_recipe, _recipes),
-    "settings": Target(_settings, _all_settings),
-    "question": Target(_question, _questions),
-    "name": Target(_name, lambda: [b"a/b", b"../a", b"a\\b", b"C:a"]),
+    "json": Target(_from_file("a.json", overt_io.read_json), lambda: [b'{"a": [1, 2.5, "b"]}']),
+    "tensors": Target(_from_file("a.safetensors", overt_io.read_tensors), _tensors),
+    "metadata": Target(_from_file("a.safetensors", overt_io.read_metadata), _tensors),
+    "arrays": Target(_from_file("a.npz", overt_io.read_arrays), _arrays),
+    "map": Target(_from_file("a.npz", _read_map), _maps),
+    "matlab": Target(_from_file("a.mat", _read_mat), _mats),
+    "regions": Target(_from_file("a.tsv", _read_regions), _region_files),
+    "manifest": Target(_from_file("manifest", _read_manifest), _manifests),
+    "vocabulary": Target(_from_file("a.json", _read_vocabulary), _vocabularies),
+    "recipe": Target(_apply_settings, _recipes),
+    "settings": Target(_restore_settings, _settings_files),
+    "question": Target(_read_request, _requests),
+    "name": Target(_join_name, lambda: [b"a/b", b"../a", b"a\\b", b"C:a"]),
 }

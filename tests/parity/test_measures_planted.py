@@ -1,8 +1,8 @@
-"""Models whose reason is known: every measure of faithfulness puts the map that tells it first.
+"""Faithfulness metrics on models with a known reason: the map of the reason must rank first.
 
-Three maps are judged by the same measure on the same samples: one with most of its weight on the
-one key that decides, one that has it among others, and a random one. Means over samples must fall
-in that order, in the direction that the measure declares.
+Three maps are evaluated with the same metric on the same samples: one with most of its weight on
+the decisive key, one that has it for half of the samples, and a random one. Means over samples must
+be in that order, in the direction that the metric declares.
 """
 
 from dataclasses import replace
@@ -12,47 +12,51 @@ import pytest
 import torch
 from torch import nn
 
-from overt import measure
+from overt import metrics
 from overt.attention import AttentionMap, Kind, grid, words
-from overt.capture.call import Call, Route, Written
+from overt.capture.call import Call, MaterializedCall, Route
 from overt.geometry import PixelGeometry
-from overt.measure import (
-    Retrained,
-    blurred,
-    imputed,
-    in_features,
-    in_pixels,
-    in_tokens,
+from overt.metrics import (
+    blur_fill,
+    feature_removal,
+    linear_imputation,
+    mean_fill,
+    pixel_removal,
     random_map,
-    to_mean,
-    top_cells,
+    token_removal,
 )
+from overt.metrics.deletion_curves import flip_share
+from overt.metrics.faithfulness import deletion, flips, insertion
+from overt.metrics.interventions import adversarial_distance, beyond_random_weights, weights_to_flip
+from overt.metrics.roar import RetrainedModel, recursive_roar, roar
+from overt.metrics.sensitivity import sensitivity_mean
+from overt.metrics.top_cells import top_cells
 from overt.testing import PlantedCell, PlantedWord, toy_batch
 
 SAMPLES, CELL, WORD = 32, 5, 3
 
 
-def maps_of(deciding: torch.Tensor, layout, seen: torch.Tensor | None = None):
-    """A truthful map, a half truthful one and a random one, by which keys decide."""
+def make_maps(deciding: torch.Tensor, layout, mask: torch.Tensor | None = None):
+    """Make a truthful map, a half truthful one and a random one, from the decisive keys."""
     generator = torch.Generator().manual_seed(7)
     count = deciding.shape[1]
     noise = torch.rand(SAMPLES, count, generator=generator)
-    even = AttentionMap.from_cells(torch.ones(SAMPLES, count), layout, seen)
-    # half of the samples are told the truth, and the others what is nearly nothing of it
-    told = (torch.arange(SAMPLES) % 2 == 0)[:, None]
-    truth = AttentionMap.from_cells(0.05 * noise + deciding, layout, seen).normalize()
-    half = AttentionMap.from_cells(0.05 * noise + deciding * told, layout, seen).normalize()
+    even = AttentionMap.from_cells(torch.ones(SAMPLES, count), layout, mask)
+    # the map is truthful for half of the samples, and almost uniform noise for the others
+    truthful = (torch.arange(SAMPLES) % 2 == 0)[:, None]
+    truth = AttentionMap.from_cells(0.05 * noise + deciding, layout, mask).normalize()
+    half = AttentionMap.from_cells(0.05 * noise + deciding * truthful, layout, mask).normalize()
     return truth, half, random_map(even, generator)
 
 
-def in_order(function, numbers):
-    """Whether the truthful map is best and the random one last, by the declared direction."""
-    sign = 1 if function.measure.higher_is_better else -1
-    means = [sign * measure.mean(one) for one in numbers]
-    assert means[0] > means[1] > means[2], f"{function.measure.name}: {means}"
+def assert_order(function, numbers):
+    """Assert that the truthful map is best and the random one last, in the declared direction."""
+    sign = 1 if function.info.higher_is_better else -1
+    means = [sign * metrics.mean(one) for one in numbers]
+    assert means[0] > means[1] > means[2], f"{function.info.name}: {means}"
 
 
-# --- ways to ask: masks of features, and three baselines in pixels and in features
+# --- removal: masks of features, and three baselines in pixels and in features
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +75,13 @@ def picture():
         features = model.encode(batch)
     deciding = torch.zeros(SAMPLES, 16)
     deciding[:, CELL] = 1
-    return model, batch, features, maps_of(deciding, grid(4, 4))
+    return model, batch, features, make_maps(deciding, grid(4, 4))
 
 
-def ways(picture):
+def make_removals(picture):
     model, batch, features, _ = picture
     generator = torch.Generator().manual_seed(2)
-    rough = partial(imputed, generator=generator)
+    rough = partial(linear_imputation, generator=generator)
 
     def on_images(images):
         return model(replace(batch, images=images)).prediction
@@ -85,61 +89,61 @@ def ways(picture):
     def on_features(values):
         return model.decide(replace(features, values=values)).prediction
 
-    pixels, cells = partial(in_pixels, on_images, batch.images), features.values
-    made = {"masks": lambda keep: model.decide(features, {"image": keep}).prediction}
-    fills = {"mean": to_mean, "blurred": blurred, "imputed": rough}
+    pixels, cells = partial(pixel_removal, on_images, batch.images), features.values
+    removals = {"masks": lambda keep: model.decide(features, {"image": keep}).prediction}
+    fills = {"mean": mean_fill, "blurred": blur_fill, "imputed": rough}
     for name, fill in fills.items():
-        made[f"{name} pixels"] = pixels((4, 4), fill=fill)
-        made[f"{name} features"] = in_features(on_features, cells, (4, 4), fill)
-    return made
+        removals[f"{name} pixels"] = pixels((4, 4), fill=fill)
+        removals[f"{name} features"] = feature_removal(on_features, cells, (4, 4), fill)
+    return removals
 
 
-WAYS = ["masks"] + [
+REMOVALS = ["masks"] + [
     f"{fill} {place}" for fill in ("mean", "blurred", "imputed") for place in ("pixels", "features")
 ]
 
 
-def of_cells(function):
-    """A measure of cells, asked for the one cell that a map means most."""
-    asked = lambda decide, attention, generator: function(  # noqa: E731
+def with_top_cell(function):
+    """Apply a metric of cells to the cell with the largest weight."""
+    metric = lambda decide, attention, generator: function(  # noqa: E731
         decide, top_cells(attention, generator, 1)
     )
-    return asked, function
+    return metric, function
 
 
-def of_maps(function, **more):
+def with_map(function, **more):
     return partial(function, **more), function
 
 
-REMOVING = [
-    of_cells(measure.deletion),
-    of_cells(measure.insertion),
-    of_cells(measure.flips),
-    of_maps(measure.deletion_area),
-    of_maps(measure.insertion_area),
-    of_maps(measure.flipping),
-    of_maps(measure.comprehensiveness),
-    of_maps(measure.sufficiency),
-    of_maps(measure.flip_share),
-    of_maps(measure.infidelity, draws=12),
+REMOVAL_METRICS = [
+    with_top_cell(deletion),
+    with_top_cell(insertion),
+    with_top_cell(flips),
+    with_map(metrics.deletion_area),
+    with_map(metrics.insertion_area),
+    with_map(metrics.aopc),
+    with_map(metrics.comprehensiveness),
+    with_map(metrics.sufficiency),
+    with_map(flip_share),
+    with_map(metrics.infidelity, draws=12),
 ]
-BY_KEY = [measure.leave_one_out_agreement, measure.gradient_agreement]
+KEY_METRICS = [metrics.leave_one_out_agreement, metrics.gradient_agreement]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("asked", REMOVING, ids=lambda one: one[1].__name__)
-def test_removing_tells_the_truthful_map(picture, asked, way):
-    ask, function = asked
-    decide, maps = ways(picture)[way], picture[3]
-    numbers = [ask(decide, one, torch.Generator().manual_seed(3)) for one in maps]
-    in_order(function, numbers)
+@pytest.mark.parametrize("way", REMOVALS)
+@pytest.mark.parametrize("metric", REMOVAL_METRICS, ids=lambda one: one[1].__name__)
+def test_removal_metrics_rank_the_truthful_map_first(picture, metric, way):
+    compute, function = metric
+    decide, maps = make_removals(picture)[way], picture[3]
+    numbers = [compute(decide, one, torch.Generator().manual_seed(3)) for one in maps]
+    assert_order(function, numbers)
 
 
 @pytest.mark.parametrize("way", ["masks", "mean pixels", "blurred pixels", "mean features"])
-@pytest.mark.parametrize("function", BY_KEY, ids=lambda one: one.__name__)
-def test_single_keys_tell_the_truthful_map(picture, function, way):
-    decide, maps = ways(picture)[way], picture[3]
-    in_order(function, [function(decide, one) for one in maps])
+@pytest.mark.parametrize("function", KEY_METRICS, ids=lambda one: one.__name__)
+def test_key_metrics_rank_the_truthful_map_first(picture, function, way):
+    decide, maps = make_removals(picture)[way], picture[3]
+    assert_order(function, [function(decide, one) for one in maps])
 
 
 # --- words
@@ -147,7 +151,7 @@ def test_single_keys_tell_the_truthful_map(picture, function, way):
 
 @pytest.fixture(scope="module")
 def text():
-    """The planted word stands once in each text, at any place."""
+    """Make texts with the planted word once, at a random position."""
     generator = torch.Generator().manual_seed(4)
     batch = toy_batch(SAMPLES)
     tokens = torch.where(batch.token_mask & (batch.tokens == WORD), WORD + 1, batch.tokens)
@@ -156,13 +160,13 @@ def text():
     tokens = tokens.scatter(1, place[:, None], WORD)
     batch = replace(batch, tokens=tokens)
     deciding = torch.nn.functional.one_hot(place, tokens.shape[1]).float()
-    maps = maps_of(deciding, words(tokens.shape[1]), batch.token_mask)
+    maps = make_maps(deciding, words(tokens.shape[1]), batch.token_mask)
     return PlantedWord(WORD).eval(), batch, maps
 
 
-@pytest.mark.parametrize("asked", REMOVING, ids=lambda one: one[1].__name__)
-def test_words_tell_the_truthful_map(text, asked):
-    ask, function = asked
+@pytest.mark.parametrize("metric", REMOVAL_METRICS, ids=lambda one: one[1].__name__)
+def test_removal_metrics_of_words_rank_the_truthful_map_first(text, metric):
+    compute, function = metric
     model, batch, maps = text
     features = model.encode(batch)
 
@@ -172,24 +176,24 @@ def test_words_tell_the_truthful_map(text, asked):
     def masked(keep):
         return model.decide(features, {"text": keep}).prediction
 
-    for decide in (masked, in_tokens(on_tokens, batch.tokens, blank=9)):
-        numbers = [ask(decide, one, torch.Generator().manual_seed(3)) for one in maps]
-        in_order(function, numbers)
+    for decide in (masked, token_removal(on_tokens, batch.tokens, blank=9)):
+        numbers = [compute(decide, one, torch.Generator().manual_seed(3)) for one in maps]
+        assert_order(function, numbers)
 
 
-@pytest.mark.parametrize("function", BY_KEY, ids=lambda one: one.__name__)
-def test_single_words_tell_the_truthful_map(text, function):
+@pytest.mark.parametrize("function", KEY_METRICS, ids=lambda one: one.__name__)
+def test_key_metrics_of_words_rank_the_truthful_map_first(text, function):
     model, batch, maps = text
     features = model.encode(batch)
     decide = lambda keep: model.decide(features, {"text": keep}).prediction  # noqa: E731
-    in_order(function, [function(decide, one) for one in maps])
+    assert_order(function, [function(decide, one) for one in maps])
 
 
-# --- attention that is used: the answer is a weighted mean, and only one key has anything to say
+# --- attention in use: the prediction is a weighted mean, and only one key is informative
 
 
-def pooled(picture):
-    """What a model answers that weighs the planted values by attention."""
+def make_pooling_model(picture):
+    """Make a model that pools the planted values with attention."""
     features = picture[2].values[..., 0].clone()
     features[:, [at for at in range(16) if at != CELL]] = 0
 
@@ -200,11 +204,11 @@ def pooled(picture):
     return respond
 
 
-def running(attention: AttentionMap, respond):
+def make_edit_runner(attention: AttentionMap, respond):
     weights = attention.weights[:, 0]
 
     def run(edit):
-        source = Written(weights, Kind.PROBABILITY, weights.log())
+        source = MaterializedCall(weights, Kind.PROBABILITY, weights.log())
         call = Call("planted", nn.Identity(), source, Route.SOFTMAX, False)
         used = weights if edit is None else edit(call, weights)
         return respond(used[:, 0, 0])
@@ -212,70 +216,70 @@ def running(attention: AttentionMap, respond):
     return run
 
 
-def test_edits_tell_the_truthful_map(picture):
-    respond, maps = pooled(picture), picture[3]
-    runs = [running(one, respond) for one in maps]
-    in_order(
-        measure.beyond_random,
-        [measure.beyond_random(run, torch.Generator().manual_seed(0)) for run in runs],
+def test_edit_metrics_rank_the_truthful_map_first(picture):
+    respond, maps = make_pooling_model(picture), picture[3]
+    runs = [make_edit_runner(one, respond) for one in maps]
+    assert_order(
+        beyond_random_weights,
+        [beyond_random_weights(run, torch.Generator().manual_seed(0)) for run in runs],
     )
-    in_order(measure.weights_to_flip, [measure.weights_to_flip(run) for run in runs])
+    assert_order(weights_to_flip, [weights_to_flip(run) for run in runs])
 
 
-def test_no_other_map_gives_the_answer_of_the_truthful_one(picture):
-    respond, maps = pooled(picture), picture[3]
+def test_adversarial_distance_ranks_the_truthful_map_first(picture):
+    respond, maps = make_pooling_model(picture), picture[3]
     found = [
-        measure.adversarial_distance(respond, one, torch.Generator().manual_seed(0), steps=40)
+        adversarial_distance(respond, one, torch.Generator().manual_seed(0), steps=40)
         for one in maps
     ]
-    in_order(measure.adversarial_distance, found)
+    assert_order(adversarial_distance, found)
 
 
-def test_training_again_tells_the_truthful_map(picture):
+def test_retraining_metrics_rank_the_truthful_map_first(picture):
     maps = picture[3]
 
     def retrain(attention, train, test):
-        """Whatever is learned, it is right only where the deciding cell is left."""
-        return Retrained(torch.where(test[:, CELL], 1.0, 0.5), attention, attention)
+        """Return a model that is right only where the decisive cell is left."""
+        return RetrainedModel(torch.where(test[:, CELL], 1.0, 0.5), attention, attention)
 
-    for remove in (measure.roar, measure.recursive_roar):
+    for remove in (roar, recursive_roar):
         found = []
         for one in maps:
             again = partial(retrain, one)
-            whole = again(*[torch.ones(SAMPLES, 16, dtype=torch.bool)] * 2)
+            full = again(*[torch.ones(SAMPLES, 16, dtype=torch.bool)] * 2)
             generator = torch.Generator().manual_seed(0)
-            found.append(measure.roar_faithfulness(whole, again, generator, remove=remove))
-        in_order(measure.roar_faithfulness, found)
+            found.append(metrics.roar_faithfulness(full, again, generator, remove=remove))
+        assert_order(metrics.roar_faithfulness, found)
 
 
-# --- maps that are made anew: from inputs hardly different, and from models that forget
+# --- recomputed maps: for slightly changed inputs, and for randomized models
 
 
-def test_holding_still_tells_the_truthful_map(picture):
-    """The reason does not change with a little noise, so neither should a map of it."""
+def test_sensitivity_metrics_rank_the_truthful_map_first(picture):
+    """The reason does not change with a little noise, so a map of it should not either."""
     _, batch, _, (truth, _, _) = picture
 
-    def attending(share, generator):
+    def make_attend(share, generator):
         def attend(images):
             drawn = random_map(truth, generator)
             return replace(truth, values=share * truth.weights + (1 - share) * drawn.weights)
 
         return attend
 
-    for function in (measure.sensitivity_max, measure.sensitivity_mean, measure.stability):
+    for function in (metrics.sensitivity_max, sensitivity_mean, metrics.stability):
         numbers = [
             function(
-                attending(share, torch.Generator().manual_seed(0)),
+                make_attend(share, torch.Generator().manual_seed(0)),
                 batch.images,
                 torch.Generator().manual_seed(2),
             )
             for share in (1.0, 0.5, 0.0)
         ]
-        in_order(function, numbers)
+        assert_order(function, numbers)
 
 
-def test_forgetting_tells_the_map_of_the_model():
-    """The truthful map is read off the weights. A map that is not made of the model stays."""
+def test_randomization_similarity_ranks_the_map_of_the_model_first():
+    """The truthful map depends on the weights; a map that does not depend on them is constant."""
     generator = torch.Generator().manual_seed(3)
     model = nn.Linear(16, 1, bias=False)
     with torch.no_grad():
@@ -288,8 +292,10 @@ def test_forgetting_tells_the_map_of_the_model():
         return AttentionMap.from_cells(weights, words(16))
 
     found = [
-        measure.forgotten_similarity(model, partial(look, share), torch.Generator().manual_seed(5))
+        metrics.randomization_similarity(
+            model, partial(look, share), torch.Generator().manual_seed(5)
+        )
         for share in (1.0, 0.5, 0.0)
     ]
-    in_order(measure.forgotten_similarity, found)
+    assert_order(metrics.randomization_similarity, found)
     assert float(found[2].min()) == pytest.approx(1)

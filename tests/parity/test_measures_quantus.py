@@ -1,7 +1,7 @@
-"""Where quantus has the same measure, ours has its numbers: to 1e-5, on random maps and a network.
+"""Metrics that quantus has too equal those of quantus to 1e-5, on random maps and a network.
 
-It has one map and one image of a single channel a sample, and no keys that are hidden; ties are
-broken by the order of pixels there and at random here, so that maps without ties are compared.
+quantus takes one map and one single-channel image per sample, without hidden keys. It breaks ties
+by pixel order and we break them at random, so the maps have no ties.
 """
 
 import numpy as np
@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from overt import measure
+from overt import metrics
 from overt.attention import AttentionMap, grid
 
-quantus = pytest.importorskip("quantus", reason="quantus is not here", exc_type=ImportError)
+quantus = pytest.importorskip("quantus", reason="quantus is not installed", exc_type=ImportError)
 
 SIDE, SAMPLES, CLASSES = 6, 5, 3
 QUIET = {"disable_warnings": True, "display_progressbar": False, "normalise": False}
@@ -31,12 +31,12 @@ def case():
     return model.eval(), images, weights, inside
 
 
-def ours(weights: torch.Tensor) -> AttentionMap:
+def make_map(weights: torch.Tensor) -> AttentionMap:
     return AttentionMap.from_cells(weights, grid(SIDE, SIDE))
 
 
-def asked(metric, case, **more):
-    """What quantus says of the same maps."""
+def quantus_scores(metric, case, **more):
+    """Return the scores of quantus for the same maps."""
     model, images, weights, _ = case
     with torch.no_grad():
         answers = model(images).argmax(dim=-1)
@@ -51,36 +51,44 @@ def asked(metric, case, **more):
     return np.array(found, dtype=np.float64)
 
 
-def close(found: torch.Tensor, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
+def assert_close(found: torch.Tensor, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
     np.testing.assert_allclose(found.double().numpy(), wanted, rtol=0, atol=tolerance)
 
 
-def test_entropy_is_its_complexity(case):
-    close(measure.entropy(ours(case[2])), asked(quantus.Complexity(abs=True, **QUIET), case))
+def test_entropy_equals_complexity_of_quantus(case):
+    assert_close(
+        metrics.entropy(make_map(case[2])),
+        quantus_scores(quantus.Complexity(abs=True, **QUIET), case),
+    )
 
 
-def test_gini_is_its_sparseness(case):
-    close(measure.gini(ours(case[2])), asked(quantus.Sparseness(abs=True, **QUIET), case))
+def test_gini_equals_sparseness_of_quantus(case):
+    assert_close(
+        metrics.gini(make_map(case[2])), quantus_scores(quantus.Sparseness(abs=True, **QUIET), case)
+    )
 
 
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (measure.pointing_game, "PointingGame"),
-        (measure.mass_inside, "RelevanceMassAccuracy"),
-        (measure.auc_judd, "AUC"),
+        (metrics.pointing_game, "PointingGame"),
+        (metrics.mass_inside, "RelevanceMassAccuracy"),
+        (metrics.auc_judd, "AUC"),
     ],
     ids=["pointing", "mass", "auc"],
 )
-def test_location_is_its_localisation(case, function, name):
+def test_location_metrics_equal_localisation_of_quantus(case, function, name):
     inside = case[3]
     metric = getattr(quantus, name)(abs=False, **QUIET)
     masks = inside.reshape(SAMPLES, 1, SIDE, SIDE).numpy()
-    close(function(ours(case[2]), ours(inside.float())), asked(metric, case, s_batch=masks))
+    assert_close(
+        function(make_map(case[2]), make_map(inside.float())),
+        quantus_scores(metric, case, s_batch=masks),
+    )
 
 
-def test_deletion_is_its_pixel_flipping(case):
-    """Pixels go to 0, one after the other, and the probability of the answer is watched."""
+def test_deletion_equals_pixel_flipping_of_quantus(case):
+    """Pixels are set to 0 one at a time, and the probability of the prediction is compared."""
     model, images, weights, _ = case
 
     def decide(keep):
@@ -88,7 +96,7 @@ def test_deletion_is_its_pixel_flipping(case):
 
     count = SIDE * SIDE
     shares = [step / count for step in range(1, count + 1)]
-    curve = measure.deletion_curve(decide, ours(weights), torch.Generator(), shares)
+    curve = metrics.deletion_curve(decide, make_map(weights), torch.Generator(), shares)
     metric = quantus.PixelFlipping(
         features_in_step=1,
         perturb_baseline=0.0,
@@ -96,4 +104,4 @@ def test_deletion_is_its_pixel_flipping(case):
         return_auc_per_sample=False,
         **QUIET,
     )
-    close(curve.probability.T, asked(metric, case, softmax=True))
+    assert_close(curve.probability.T, quantus_scores(metric, case, softmax=True))

@@ -1,4 +1,4 @@
-"""A supervised block beside a fused kernel costs next to nothing."""
+"""A supervised block next to a fused kernel saves little additional memory."""
 
 import pytest
 import torch
@@ -29,8 +29,8 @@ def model():
     return transformers.BertModel(config, add_pooling_layer=False).train()
 
 
-def saved(loss):
-    """Bytes kept for the backward pass, each storage once."""
+def count_saved_bytes(loss):
+    """Count the bytes saved for the backward pass, each storage once."""
     kept, tensors = {}, []
 
     def pack(tensor):
@@ -45,7 +45,8 @@ def saved(loss):
     return sum(kept.values())
 
 
-def test_a_supervised_row_block_saves_at_most_a_twentieth_more(model):
+@pytest.mark.long
+def test_a_supervised_row_block_saves_at_most_5_percent_more(model):
     tokens = torch.arange(LENGTH)[None] % 100
     rows = torch.arange(8)[None]
 
@@ -53,9 +54,9 @@ def test_a_supervised_row_block_saves_at_most_a_twentieth_more(model):
         return model(tokens)[0].square().mean()
 
     def supervised():
-        with watch(model, layout=LAYOUT) as seen:
+        with watch(model, layout=LAYOUT) as trace:
             out = model(tokens)[0].square().mean()
-        return out - seen.log_block("text", "image", rows=rows).log_weights.mean()
+        return out - trace.log_block("text", "image", rows=rows).log_weights.mean()
 
     def eager():
         model.set_attn_implementation("eager")
@@ -65,8 +66,8 @@ def test_a_supervised_row_block_saves_at_most_a_twentieth_more(model):
         logs = [(one / one.sum(-1, keepdim=True)).log().mean() for one in blocks]
         return out[0].square().mean() - torch.stack(logs).mean()
 
-    base = saved(plain)
-    ours, theirs = saved(supervised) / base, saved(eager) / base
-    print(f"saved bytes against the plain model: rows {ours:.3f}, eager weights {theirs:.2f}")
+    base = count_saved_bytes(plain)
+    ours, theirs = count_saved_bytes(supervised) / base, count_saved_bytes(eager) / base
+    print(f"saved bytes relative to the plain model: rows {ours:.3f}, eager weights {theirs:.2f}")
     assert ours <= 1.05
     assert theirs > 2.5

@@ -1,8 +1,8 @@
-"""What attention attached to timm models finds, as JSON, one row a model.
+"""Print results of attention attached to timm models as JSON, one row per model.
 
     python -m tests.parity.timm_attached [FOLDER]
 
-test_timm_attached.py runs it in a process of its own; FOLDER is as in timm_maps.py.
+test_timm_attached.py runs it in a subprocess; FOLDER is as in timm_maps.py.
 """
 
 import json
@@ -15,10 +15,10 @@ import torch
 
 from overt.data import Batch
 from overt.geometry import PixelGeometry
-from overt.models.attaching.attached import Attached, attach
-from overt.recipes.asking import Given
-from overt.recipes.looking import view
-from overt.recipes.opening import open_model
+from overt.inspect.inputs import ModelInput
+from overt.inspect.load_model import load_model
+from overt.inspect.look import view_model
+from overt.nn.backbone_attention.attached_model import AttachedAttention, attach
 from overt.testing import check_model
 from tests.parity.timm_maps import load
 
@@ -45,9 +45,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def row(timm: Any, name: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What was found in one model, what it gives, and whether it is read back."""
+    """Return levels, outputs and the restored model of one model."""
 
-    def make() -> Attached:
+    def make() -> AttachedAttention:
         torch.manual_seed(0)
         return attach(timm.create_model(name, pretrained=False, **settings), classes=3)
 
@@ -59,37 +59,39 @@ def row(timm: Any, name: str, settings: dict[str, Any], folder: Path) -> dict[st
     with torch.no_grad():
         output = net(batch)
         own = getattr(net.backbone, "forward_intermediates", None)
-        apart = None if own is None else _apart(net, batch, own)
+        difference = None if own is None else _intermediate_difference(net, batch, own)
     net.save_pretrained(folder)
     described = net.config()["backbone"]["library"]
     backbone = None if described else timm.create_model(name, pretrained=False, **settings)
     with torch.no_grad():
-        again = Attached.from_pretrained(folder, backbone)(batch).prediction
+        again = AttachedAttention.from_pretrained(folder, backbone)(batch).prediction
     found = {
         "levels": [[one.name, one.order.value, one.before] for one in net.levels],
         "grids": [list(one.keys.find("image").shape) for one in output.attention],
         "library": described,
         "saved": float((again - output.prediction).abs().max()),
-        "intermediates": apart,
+        "intermediates": difference,
         "panels": None,
     }
     if described:
-        viewed = view(open_model(folder), Given(photo=images[0].permute(1, 2, 0).numpy()))
+        viewed = view_model(
+            load_model(folder), ModelInput(photo=images[0].permute(1, 2, 0).numpy())
+        )
         found["panels"] = len(viewed.panels)
     return found
 
 
-def _apart(net: Attached, batch: Batch, own: Any) -> float:
-    """How far the last level is from what timm calls its last intermediate features."""
-    from overt.models.attaching.backbones import normalised
+def _intermediate_difference(net: AttachedAttention, batch: Batch, own: Any) -> float:
+    """Return the difference of the last level and the last intermediate features of timm."""
+    from overt.nn.backbone_attention.backbones import normalize_images
 
-    pixels = normalised(batch.images, torch.float32, net.numbers)
+    pixels = normalize_images(batch.images, torch.float32, net.numbers)
     expected = own(pixels, indices=1, intermediates_only=True, norm=False)[-1]
-    return float((net.look_through(batch.images)[-1].cells - expected).abs().max())
+    return float((net.backbone_features(batch.images)[-1].cells - expected).abs().max())
 
 
 def main(folder: str | None) -> dict[str, Any]:
-    """All models."""
+    """Return the rows of all models."""
     if folder is not None:
         sys.path.append(folder)
     timm = load()
@@ -101,4 +103,4 @@ def main(folder: str | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1] if len(sys.argv) > 1 else None), indent=1))
+    print(json.dumps(main(sys.argv[1] if len(sys.argv) > 1 else None)))

@@ -1,9 +1,9 @@
-"""How far what is seen of timm models is from the weights they use, as JSON, one row a model.
+"""Print differences of captured and used weights of timm models as JSON, one row per model.
 
-    python tests/parity/timm_maps.py [FOLDER]
+    python -m tests.parity.timm_maps [FOLDER]
 
-test_timm.py runs it in a process of its own. FOLDER holds timm and torchvision when the environment
-does not: a torchvision that was built for another torch would take transformers down with it.
+test_timm.py runs it in a subprocess. FOLDER holds timm and torchvision when the environment does
+not: with a torchvision built for another torch, transformers cannot be imported either.
 """
 
 import importlib
@@ -43,10 +43,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def load() -> ModuleType:
-    """timm, also beside a torchvision whose kernels were built for another torch.
+    """Import timm, even with a torchvision whose kernels were built for another torch.
 
-    Such a torchvision stops at two operators that are not there. Declared, they do no harm: nobody
-    calls them.
+    Such a torchvision fails on two missing operators. It is enough to declare them, as they are not
+    called.
     """
     try:
         importlib.import_module("torchvision")
@@ -59,16 +59,16 @@ def load() -> ModuleType:
 
 
 @contextmanager
-def meeting_values(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The weights of each attention as they meet the values, when they are written out.
+def record_weights(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Record the weights of each explicit attention as they multiply the values.
 
-    timm takes a softmax and drops some of it out. What goes into the dropout counts, since CaiT
-    mixes its heads in between; pooling has no dropout.
+    timm applies softmax and dropout. The input of the dropout is recorded, since CaiT mixes its
+    heads in between; pooling has no dropout.
     """
     found: list[Tensor] = []
     softmax = Tensor.softmax
 
-    def spying(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def recorded_softmax(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         found.append(softmax(self, *args, **kwargs))
         return found[-1]
 
@@ -77,14 +77,14 @@ def meeting_values(model: nn.Module) -> Iterator[list[Tensor]]:
 
     drops = [module for name, module in model.named_modules() if name.endswith("attn_drop")]
     handles = [module.register_forward_pre_hook(drop) for module in drops]
-    with mock.patch.object(Tensor, "softmax", spying):
+    with mock.patch.object(Tensor, "softmax", recorded_softmax):
         yield found
     for handle in handles:
         handle.remove()
 
 
-def lively(model: nn.Module) -> nn.Module:
-    """The same model with weights that make its attention far from even."""
+def randomize_weights(model: nn.Module) -> nn.Module:
+    """Set random weights that make the attention far from uniform."""
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
@@ -96,8 +96,8 @@ def lively(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def mixed(maps: list[Tensor]) -> Tensor:
-    """A number that every weight takes part in, to take a gradient of."""
+def random_projection(maps: list[Tensor]) -> Tensor:
+    """Return a scalar that depends on every weight, to differentiate."""
     draw = torch.Generator().manual_seed(2)
     return sum((one * torch.randn(one.shape, generator=draw)).sum() for one in maps)
 
@@ -105,26 +105,26 @@ def mixed(maps: list[Tensor]) -> Tensor:
 def compare(
     make: Callable[[], nn.Module], fused: Callable[[bool], None], on: bool
 ) -> dict[str, Any]:
-    """One model with fused attention on or off, against its own weights with it off."""
+    """Compare one model, with fused attention on or off, with its explicit weights."""
     fused(False)
     image = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
-    reference, pixels = lively(make()), image.clone().requires_grad_()
-    with meeting_values(reference) as own:
+    reference, pixels = randomize_weights(make()), image.clone().requires_grad_()
+    with record_weights(reference) as own:
         logits = reference(pixels)
-    (slope,) = torch.autograd.grad(mixed(own), pixels)
+    (slope,) = torch.autograd.grad(random_projection(own), pixels)
     fused(on)
-    model, again = lively(make()), image.clone().requires_grad_()
-    with watch(model) as seen:
+    model, again = randomize_weights(make()), image.clone().requires_grad_()
+    with watch(model) as trace:
         same = model(again)
-    maps = [call.weights() for call in seen]
-    (found,) = torch.autograd.grad(mixed(maps), again)
+    maps = [call.weights() for call in trace]
+    (found,) = torch.autograd.grad(random_projection(maps), again)
     own, maps = [one.detach() for one in own], [one.detach() for one in maps]
     return {
         "modules": list(attention_modules(model)),
-        "seen": list(seen.names),
+        "captured": list(trace.names),
         "own": len(own),
-        "routes": sorted({call.route.name for call in seen}),
-        "kinds": {call.name: call.kind.name for call in seen},
+        "routes": sorted({call.route.name for call in trace}),
+        "kinds": {call.name: call.kind.name for call in trace},
         "difference": max(float((a - b).abs().max()) for a, b in zip(own, maps, strict=True)),
         "slope": float((slope - found).abs().max() / slope.abs().max()),
         "largest": max(float(one.max()) for one in maps),
@@ -134,7 +134,7 @@ def compare(
 
 
 def main(folder: str | None) -> dict[str, Any]:
-    """All models, fused and not."""
+    """Return the rows of all models, with and without fused attention."""
     if folder is not None:
         sys.path.append(folder)
     timm = load()
@@ -150,9 +150,9 @@ def main(folder: str | None) -> dict[str, Any]:
                 torch.manual_seed(0)
                 return timm.create_model(kind, pretrained=False, num_classes=5, **settings)
 
-            rows[f"{name}, {'fused' if on else 'written out'}"] = compare(make, fused, on)
+            rows[f"{name}, {'fused' if on else 'explicit'}"] = compare(make, fused, on)
     return rows
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1] if len(sys.argv) > 1 else None), indent=1))
+    print(json.dumps(main(sys.argv[1] if len(sys.argv) > 1 else None)))

@@ -1,8 +1,8 @@
-"""Scorecards of timm's models, saved as timm saves them, as JSON, one row a model.
+"""Print scorecards of models saved by timm as JSON, one row per model.
 
     python -m tests.parity.timm_measure WORK [FOLDER]
 
-test_timm_measure.py runs it in a process of its own, as test_timm.py does with timm_maps.py.
+test_timm_measure.py runs it in a subprocess, as test_timm.py does with timm_maps.py.
 """
 
 import json
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from overt.files import write_json, write_tensors
-from overt.recipes import measuring
+from overt.inspect import measure
+from overt.io import write_json, write_tensors
 from tests.parity.timm_maps import load
 
 MODELS = {"vit_tiny_patch16_224": {"img_size": 64, "depth": 2}, "resnet10t": {}}
@@ -23,20 +23,20 @@ MEASURES = ("mass_inside", "deletion_area@mask", "deletion_area@mean", "output_c
 
 
 def save(timm: ModuleType, folder: Path, name: str, options: dict[str, int]) -> Path:
-    """A model of random weights with the config that timm writes beside them."""
+    """Save a model of random weights with the config that timm writes."""
     model = timm.create_model(name, num_classes=5, **options)
-    known = dict(model.pretrained_cfg)
-    numbers = {word: list(known[word]) for word in ("mean", "std")}
-    about = {"input_size": [3, 64, 64], "num_classes": 5, **numbers}
-    said = {"architecture": name, "num_classes": 5, "model_args": options}
-    write_json(folder / name / "config.json", {**said, "pretrained_cfg": about})
+    defaults = dict(model.pretrained_cfg)
+    numbers = {word: list(defaults[word]) for word in ("mean", "std")}
+    pretrained_cfg = {"input_size": [3, 64, 64], "num_classes": 5, **numbers}
+    config = {"architecture": name, "num_classes": 5, "model_args": options}
+    write_json(folder / name / "config.json", {**config, "pretrained_cfg": pretrained_cfg})
     weights = {key: value.contiguous() for key, value in model.state_dict().items()}
     write_tensors(folder / name / "model.safetensors", weights)
     return folder / name
 
 
 def main() -> None:
-    """Two photos, one model that attends and one that does not."""
+    """Measure one model with attention and one without on two photos."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     sys.path[:0] = sys.argv[2:]
@@ -50,9 +50,9 @@ def main() -> None:
     found = {}
     for name, options in MODELS.items():
         where = save(timm, folder, name, options)
-        wish = measuring.Wish(str(where), str(folder / "photos"), MEASURES)
-        card = measuring.score(wish, None)
-        found[name] = {"maps": card.maps, "measures": card.keys}
+        request = measure.MeasureRequest(str(where), str(folder / "photos"), MEASURES)
+        scorecard = measure.compute_scorecard(request, None)
+        found[name] = {"maps": scorecard.maps, "measures": scorecard.keys}
     print(json.dumps(found))
 
 

@@ -1,4 +1,4 @@
-"""One honest attention module, and one broken in a single way for each promise of the contract."""
+"""A correct attention module, and one broken module per check of the contract."""
 
 import copy
 
@@ -9,8 +9,8 @@ from torch import nn
 from overt.attention import AttentionMap, Form, words
 
 
-class Honest(nn.Module):
-    """Scaled dot-product attention in two heads, written out."""
+class CorrectAttention(nn.Module):
+    """Scaled dot-product attention in two heads as explicit softmax."""
 
     def __init__(self, width: int = 8, heads: int = 2) -> None:
         super().__init__()
@@ -41,22 +41,22 @@ class Honest(nn.Module):
 
 
 def plain(weights, like: AttentionMap, **changes) -> AttentionMap:
-    """The map with other weights, whatever they are."""
+    """Make a map with other weights, without checks."""
     settings = {"mask": like.mask, "kind": like.kind, **changes}
     return AttentionMap(weights, like.keys, like.queries, form=Form.PLAIN, **settings)
 
 
-# --- what comes out
+# --- output
 
 
-class NoMap(Honest):
+class NoMap(CorrectAttention):
     def forward(self, queries, keys, present):
         output, _ = super().forward(queries, keys, present)
         return output, None
 
 
-class OneRow(Honest):
-    """The mean over the queries, as if there were one."""
+class OneRow(CorrectAttention):
+    """Returns the mean map over the queries."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
@@ -64,13 +64,13 @@ class OneRow(Honest):
         return output, AttentionMap(mean, attention.keys, mask=attention.mask)
 
 
-class DividesByZero(Honest):
+class DividesByZero(CorrectAttention):
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return output / 0, attention
 
 
-class SharedCopy(Honest):
+class SharedCopy(CorrectAttention):
     def __deepcopy__(self, memo):
         return copy.copy(self)
 
@@ -78,8 +78,8 @@ class SharedCopy(Honest):
 # --- rows
 
 
-class Contrast(Honest):
-    """Eight times the weight less seven times an even one: sums to one, and goes below zero."""
+class NegativeWeights(CorrectAttention):
+    """Eight times the weight minus seven times a uniform one: sums to one, may be negative."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
@@ -88,16 +88,16 @@ class Contrast(Honest):
         return output, plain(weights.to(output.dtype), attention)
 
 
-class Half(Honest):
-    """Reports what dropout left."""
+class HalvesWeights(CorrectAttention):
+    """Returns a map after dropout, with half of the weight."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return output, plain(attention.weights * 0.5, attention)
 
 
-class Epsilon(Honest):
-    """Adds a small number against division by zero, and shows it."""
+class AddsEpsilon(CorrectAttention):
+    """Returns the epsilon that is added against division by zero."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
@@ -106,36 +106,36 @@ class Epsilon(Honest):
         return output, plain(shown, attention, mask=None)
 
 
-class AddsEverything(Honest):
-    """A shortcut around the mask."""
+class AddsEverything(CorrectAttention):
+    """Reads masked keys by a residual connection."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return output + keys.sum(dim=1, keepdim=True), attention
 
 
-class DividesByLength(Honest):
-    """A mean over all places, padding with them."""
+class DividesByLength(CorrectAttention):
+    """Averages over all positions including padding."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return output / keys.shape[1], attention
 
 
-class MinusBillion(Honest):
-    """Without keys every key is equally far away, and all of them are looked at."""
+class MinusBillion(CorrectAttention):
+    """Adds -1e9 to masked scores: without visible keys the weights are uniform."""
 
     def weigh(self, scores, present):
         hidden = ~present[:, None, None]
         weights = (scores - 1e9 * hidden.to(scores.dtype)).softmax(dim=-1)
-        if scores.dtype is torch.float16:  # a billion is infinite there
+        if scores.dtype is torch.float16:  # 1e9 is infinite in float16
             weights = scores.masked_fill(hidden, -6e4).softmax(dim=-1)
         keys, queries = words(scores.shape[-1]), words(scores.shape[-2], "queries")
         return AttentionMap(weights[:, None], keys, queries, present[:, None])
 
 
-class NanToNum(Honest):
-    """The NaN of an empty softmax is gone, and that of its gradient is not."""
+class NanToNum(CorrectAttention):
+    """Replaces NaN in the weights of empty rows but not in their gradient."""
 
     def weigh(self, scores, present):
         hidden = torch.zeros_like(scores).masked_fill(~present[:, None, None], -torch.inf)
@@ -147,14 +147,14 @@ class NanToNum(Honest):
 # --- samples, keys, queries
 
 
-class BatchMean(Honest):
+class BatchMean(CorrectAttention):
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return output - output.mean(dim=0, keepdim=True), attention
 
 
-class Sorted(Honest):
-    """Sorts by length, as packing does, and forgets to sort back."""
+class Sorted(CorrectAttention):
+    """Sorts samples by length, as packing does, without restoring the order."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
@@ -162,42 +162,42 @@ class Sorted(Honest):
         return output[order], attention
 
 
-class Placed(Honest):
+class UsesPositions(CorrectAttention):
     def scores(self, queries, keys):
         scores = super().scores(queries, keys)
         return scores + 0.1 * torch.arange(keys.shape[1], device=keys.device).to(scores.dtype)
 
 
-class QueryMean(Honest):
+class QueryMean(CorrectAttention):
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return output - output.mean(dim=1, keepdim=True), attention
 
 
-class Longest(Honest):
+class MaximumLength(CorrectAttention):
     def forward(self, queries, keys, present):
-        self.check(present.sum(dim=1).max())  # there is no largest of none
+        self.check(present.sum(dim=1).max())  # the maximum of an empty batch raises
         return super().forward(queries, keys, present)
 
     def check(self, longest):
-        """Nothing."""
+        """Do nothing."""
 
 
-class EightPlaces(Honest):
+class EightPositions(CorrectAttention):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("places", torch.zeros(8))
+        self.register_buffer("positions", torch.zeros(8))
 
     def scores(self, queries, keys):
         scores = super().scores(queries, keys)
-        return scores + self.places.to(scores.dtype)[: keys.shape[1]]
+        return scores + self.positions.to(scores.dtype)[: keys.shape[1]]
 
 
-# --- what a pass may not do
+# --- side effects
 
 
-class Counter(Honest):
-    """Every other call is one unit in the last place away."""
+class AlternatingOutput(CorrectAttention):
+    """Changes every second output by one unit in the last place."""
 
     calls = 0
 
@@ -207,20 +207,20 @@ class Counter(Honest):
         return output * (1 + (self.calls % 2) * 2 * torch.finfo(output.dtype).eps), attention
 
 
-class DrawsOne(Honest):
+class DrawsOne(CorrectAttention):
     def forward(self, queries, keys, present):
         torch.rand(1)
         return super().forward(queries, keys, present)
 
 
-class FreezesItself(Honest):
+class ChangesMode(CorrectAttention):
     def forward(self, queries, keys, present):
         self.out.eval()
         return super().forward(queries, keys, present)
 
 
-class BlanksPadding(Honest):
-    """In the tensor of the caller."""
+class BlanksPadding(CorrectAttention):
+    """Writes into the tensor of the caller."""
 
     def forward(self, queries, keys, present):
         if not torch.compiler.is_exporting():
@@ -228,7 +228,7 @@ class BlanksPadding(Honest):
         return super().forward(queries, keys, present)
 
 
-class CountsPasses(Honest):
+class CountsPasses(CorrectAttention):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
@@ -238,22 +238,22 @@ class CountsPasses(Honest):
         return super().forward(queries, keys, present)
 
 
-class ClearsHooks(Honest):
+class ClearsHooks(CorrectAttention):
     def forward(self, queries, keys, present):
         if self._forward_hooks:
             self._forward_hooks.clear()
         return super().forward(queries, keys, present)
 
 
-class Remembers(Honest):
+class RetainsMap(CorrectAttention):
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         self.last = attention.detach()
         return output, attention
 
 
-class Notebook(Honest):
-    """Hands keys on through itself."""
+class StoresKeys(CorrectAttention):
+    """Passes keys through an attribute of the module."""
 
     def scores(self, queries, keys):
         self.noted = keys
@@ -265,21 +265,21 @@ class Notebook(Honest):
 # --- state
 
 
-class OddState(Honest):
+class ExtraState(CorrectAttention):
     def get_extra_state(self):
         return {"made": "by hand"}
 
     def set_extra_state(self, state):
-        """Nothing."""
+        """Do nothing."""
 
 
-class SavesHalf(Honest):
+class SavesHalf(CorrectAttention):
     def state_dict(self, *args, **kwargs):
         return {k: v.half() for k, v in super().state_dict(*args, **kwargs).items()}
 
 
-class Loose(Honest):
-    """A learned temperature that no checkpoint holds."""
+class UnregisteredTensor(CorrectAttention):
+    """A temperature that is not part of the state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,71 +292,71 @@ class Loose(Honest):
 # --- gradients
 
 
-class Spare(Honest):
+class UnusedLayer(CorrectAttention):
     def __init__(self) -> None:
         super().__init__()
         self.spare = nn.Linear(2, 2)
 
 
-class Deaf(Honest):
-    """Queries from which nothing can be learned."""
+class DetachesQueries(CorrectAttention):
+    """Gives queries no gradient."""
 
     def scores(self, queries, keys):
         return super().scores(queries.detach(), keys)
 
 
-class Shown(Honest):
+class DetachesMap(CorrectAttention):
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return output, attention.detach()
 
 
-class _Wrong(torch.autograd.Function):
+class _WrongGradient(torch.autograd.Function):
     @staticmethod
     def forward(values):
         return values.clone()
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Nothing to keep."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx, gradient):
         return gradient * 1.1
 
 
-class WrongBackward(Honest):
+class WrongBackward(CorrectAttention):
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
-        return _Wrong.apply(output), attention
+        return _WrongGradient.apply(output), attention
 
 
-# --- number formats
+# --- dtypes
 
 
-class Rounds(Honest):
-    """Adds a large number for a moment, which is all that eight bits of precision remember."""
+class RoundsOutput(CorrectAttention):
+    """Adds and subtracts 256, which loses the digits of bfloat16."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return (output + 256) - 256 if keys.dtype is torch.bfloat16 else output, attention
 
 
-class Overflows(Honest):
-    """Scores that are large for a moment: 65504 is the largest number of float16."""
+class Overflows(CorrectAttention):
+    """Multiplies scores by 1e6 and divides again: the largest float16 is 65504."""
 
     def scores(self, queries, keys):
         return super().scores(queries, keys) * 1e6 / 1e6
 
 
-class Widens(Honest):
+class WidensOutput(CorrectAttention):
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return (output.float() if output.dtype is torch.bfloat16 else output), attention
 
 
-class Scatters(Honest):
-    """Writes what is in one number format into a tensor of another."""
+class ScattersOutput(CorrectAttention):
+    """Scatters values of one dtype into a tensor of another."""
 
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
@@ -364,8 +364,8 @@ class Scatters(Honest):
         return torch.zeros_like(queries).scatter(1, place.expand_as(output), output), attention
 
 
-class Exponentials(Honest):
-    """A softmax without its largest score taken out."""
+class Exponentials(CorrectAttention):
+    """Computes softmax without subtracting the maximum."""
 
     def weigh(self, scores, present):
         raised = scores.exp() * present[:, None, None]
@@ -375,81 +375,81 @@ class Exponentials(Honest):
         return AttentionMap(weights[:, None], keys, queries, present[:, None])
 
 
-# --- ways to run it
+# --- execution modes
 
 
-class NeedsGraph(Honest):
+class NeedsGraph(CorrectAttention):
     def forward(self, queries, keys, present):
         if not torch.is_grad_enabled() and not torch.compiler.is_exporting():
             raise RuntimeError("no graph to read gradients from")
         return super().forward(queries, keys, present)
 
 
-class Views(Honest):
+class ViewsInput(CorrectAttention):
     def forward(self, queries, keys, present):
         flat = keys.view(-1, keys.shape[-1])
         return super().forward(queries, flat.reshape(keys.shape), present)
 
 
-class StaysBehind(Honest):
+class CpuTensor(CorrectAttention):
     def scores(self, queries, keys):
         return super().scores(queries, keys) + torch.zeros(keys.shape[1])
 
 
-class Uncompiled(Honest):
+class Uncompiled(CorrectAttention):
     def forward(self, queries, keys, present):
         output, attention = super().forward(queries, keys, present)
         return (output + 1 if torch.compiler.is_dynamo_compiling() else output), attention
 
 
-class Unexported(Honest):
+class Unexported(CorrectAttention):
     def forward(self, queries, keys, present):
         if torch.compiler.is_exporting():
             raise RuntimeError("this depends on its numbers")
         return super().forward(queries, keys, present)
 
 
-BROKEN: dict[str, type[Honest]] = {
+BROKEN: dict[str, type[CorrectAttention]] = {
     "gives_output_and_map": NoMap,
-    "axes_are_those_asked_for": OneRow,
-    "answers_are_finite": DividesByZero,
+    "map_has_expected_axes": OneRow,
+    "outputs_are_finite": DividesByZero,
     "copies_are_independent": SharedCopy,
-    "weights_are_not_negative": Contrast,
-    "rows_sum_to_one": Half,
-    "hidden_keys_get_no_weight": Epsilon,
-    "hidden_keys_are_not_read": AddsEverything,
+    "weights_are_not_negative": NegativeWeights,
+    "rows_sum_to_one": HalvesWeights,
+    "masked_keys_get_no_weight": AddsEpsilon,
+    "masked_keys_are_not_read": AddsEverything,
     "padding_changes_nothing": DividesByLength,
-    "nothing_to_see_gives_nothing": MinusBillion,
-    "nothing_to_see_has_a_finite_gradient": NanToNum,
-    "samples_stand_alone": BatchMean,
-    "samples_may_come_in_any_order": Sorted,
-    "keys_may_come_in_any_order": Placed,
-    "queries_stand_alone": QueryMean,
-    "a_batch_may_be_empty": Longest,
-    "other_numbers_of_keys_are_allowed": EightPlaces,
-    "eval_is_deterministic": Counter,
+    "fully_masked_rows_are_zero": MinusBillion,
+    "fully_masked_rows_have_finite_gradients": NanToNum,
+    "samples_are_independent": BatchMean,
+    "sample_order_is_equivariant": Sorted,
+    "key_order_is_equivariant": UsesPositions,
+    "queries_are_independent": QueryMean,
+    "empty_batch_is_allowed": MaximumLength,
+    "key_count_may_vary": EightPositions,
+    "eval_is_deterministic": AlternatingOutput,
     "eval_draws_no_random_numbers": DrawsOne,
-    "both_modes_work_and_stay": FreezesItself,
-    "inputs_are_left_alone": BlanksPadding,
-    "module_is_left_as_found": CountsPasses,
-    "hooks_are_left_alone": ClearsHooks,
-    "nothing_is_kept_after_a_pass": Remembers,
-    "calls_do_not_mix": Notebook,
-    "state_can_be_saved": OddState,
-    "state_is_the_whole_state": SavesHalf,
-    "no_tensor_hides_from_the_state": Loose,
-    "gradient_reaches_every_parameter": Spare,
-    "gradient_reaches_every_input": Deaf,
-    "map_can_be_supervised": Shown,
-    "gradient_is_right": WrongBackward,
-    "bfloat16_is_allowed": Rounds,
+    "train_and_eval_modes_work": ChangesMode,
+    "inputs_are_not_modified": BlanksPadding,
+    "module_is_not_modified": CountsPasses,
+    "hooks_are_preserved": ClearsHooks,
+    "no_tensor_is_retained": RetainsMap,
+    "calls_are_reentrant": StoresKeys,
+    "state_can_be_saved": ExtraState,
+    "state_dict_is_complete": SavesHalf,
+    "all_tensors_are_registered": UnregisteredTensor,
+    "gradient_reaches_every_parameter": UnusedLayer,
+    "gradient_reaches_every_input": DetachesQueries,
+    "map_can_be_supervised": DetachesMap,
+    "gradient_matches_finite_differences": WrongBackward,
+    "bfloat16_is_allowed": RoundsOutput,
     "float16_is_allowed": Overflows,
-    "output_keeps_the_number_format": Widens,
-    "autocast_is_allowed": Scatters,
-    "large_scores_stay_finite": Exponentials,
-    "gradients_may_be_off": NeedsGraph,
-    "inputs_may_be_strided": Views,
-    "device_can_be_changed": StaysBehind,
+    "output_keeps_dtype": WidensOutput,
+    "autocast_is_allowed": ScattersOutput,
+    "large_scores_are_finite": Exponentials,
+    "no_grad_is_allowed": NeedsGraph,
+    "strided_inputs_are_allowed": ViewsInput,
+    "device_can_be_changed": CpuTensor,
     "can_be_compiled": Uncompiled,
     "can_be_exported": Unexported,
 }

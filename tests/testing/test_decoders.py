@@ -1,23 +1,25 @@
+"""`check_decoder` on correct and broken decoders."""
+
 from dataclasses import replace
 
 import pytest
 import torch
 
 from overt import testing
-from overt.models.output import Decoder, State
+from overt.nn.output import Decoder, DecoderState
 from overt.testing import toy_batch
 
 TOKENS = torch.tensor([[1, 2, 3]] * 4)
 
 
-def test_an_honest_decoder_passes():
+def test_correct_decoder_passes():
     testing.check_decoder(testing.Copier, toy_batch(), TOKENS)
     assert isinstance(testing.Copier(), Decoder)
-    assert isinstance(testing.Copier().start(testing.Copier().encode(toy_batch())), State)
+    assert isinstance(testing.Copier().start(testing.Copier().encode(toy_batch())), DecoderState)
 
 
-class Forgetful(testing.Copier):
-    """Counts steps in itself and not in its state."""
+class StatefulModule(testing.Copier):
+    """Counts steps in the module instead of in its state."""
 
     def __init__(self):
         super().__init__()
@@ -25,30 +27,30 @@ class Forgetful(testing.Copier):
 
     def step(self, state, tokens):
         self.steps += 1
-        moved = testing.Copied(state.features, state.place + self.steps)
+        moved = testing.CopierState(state.features, state.place + self.steps)
         return super().step(moved, tokens)
 
 
-class Stubborn(testing.Copier):
-    """Does not reorder."""
+class IgnoresReorder(testing.Copier):
+    """Does not reorder its state."""
 
     def start(self, features):
         state = super().start(features)
-        return _Stuck(state.features, state.place)
+        return _IgnoresReorderState(state.features, state.place)
 
     def step(self, state, tokens):
         output, after = super().step(state, tokens)
-        return output, _Stuck(after.features, after.place)
+        return output, _IgnoresReorderState(after.features, after.place)
 
 
-class _Stuck(testing.Copied):
+class _IgnoresReorderState(testing.CopierState):
     def reorder(self, rows):
         turned = super().reorder(rows)
-        return testing.Copied(super().reorder(rows.sort().values).features, turned.place)
+        return testing.CopierState(super().reorder(rows.sort().values).features, turned.place)
 
 
 class Mixing(testing.Copier):
-    """Lets samples look at each other."""
+    """Mixes samples of the batch."""
 
     def step(self, state, tokens):
         output, after = super().step(state, tokens)
@@ -56,9 +58,9 @@ class Mixing(testing.Copier):
 
 
 @pytest.mark.parametrize(
-    ("broken", "named"),
-    [(Forgetful, "taken again"), (Stubborn, "reordered"), (Mixing, "reordered|alone")],
+    ("broken", "message"),
+    [(StatefulModule, "repeated"), (IgnoresReorder, "reordered"), (Mixing, "reordered|alone")],
 )
-def test_a_broken_decoder_is_named(broken, named):
-    with pytest.raises(AssertionError, match=named):
+def test_broken_decoder_fails_by_check_name(broken, message):
+    with pytest.raises(AssertionError, match=message):
         testing.check_decoder(broken, toy_batch(), TOKENS)

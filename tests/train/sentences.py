@@ -1,4 +1,4 @@
-"""Sentences of which some say which word counts, and a Trainer that learns to look there."""
+"""Toy sentences, some with a target word, and a Trainer with a loss on the attention to it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments
 
 from overt.attention import AttentionMap, Layout, Span, words
-from overt.capture.seen import Seen
-from overt.supervise import Loss, cross_entropy
-from overt.train.trainer import AttentionLoss
-from tests.models import tiny
+from overt.capture.trace import AttentionTrace
+from overt.losses import Loss, cross_entropy
+from overt.train.integrations import AttentionLossMixin
+from tests.nn import tiny
 
 WORDS = 5
 LAYOUT = Layout((Span("class", (1,), slice(0, 1)), Span("text", (WORDS,), slice(1, 6))), 6)
@@ -20,7 +20,7 @@ WEIGHT = 0.7
 
 
 class Sentences(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Eight sentences of unequal length; of three of them it is known which word counts."""
+    """Eight sentences of unequal length; three of them have a target word."""
 
     def __len__(self) -> int:
         return 8
@@ -40,36 +40,36 @@ class Sentences(torch.utils.data.Dataset[dict[str, Tensor]]):
         }
 
 
-def everything() -> dict[str, Tensor]:
+def full_batch() -> dict[str, Tensor]:
     items = [Sentences()[at] for at in range(8)]
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
-def evidence(seen: Seen, inputs: Mapping[str, Any]) -> Loss:
-    """The last layer should look from the class token at the word that counts."""
+def target_word_loss(trace: AttentionTrace, inputs: Mapping[str, Any]) -> Loss:
+    """Loss on the attention of the last layer from the class token to the target word."""
     target = AttentionMap.from_cells(inputs["target"], words(WORDS)).normalize()
-    looked = Seen([seen.calls[-1]], seen.layout).log_block("class", "text")
-    return WEIGHT * cross_entropy(looked, target)
+    log_attention = AttentionTrace([trace.calls[-1]], trace.layout).log_block("class", "text")
+    return WEIGHT * cross_entropy(log_attention, target)
 
 
-class Supervised(AttentionLoss, Trainer):
+class Supervised(AttentionLossMixin, Trainer):
     def rows(self, inputs: Mapping[str, Any]) -> Tensor:
         return inputs["target"].any(dim=-1).sum()
 
 
-def arguments(out: Path, batch: int, **more: Any) -> TrainingArguments:
+def training_arguments(out: Path, batch: int, **more: Any) -> TrainingArguments:
     accumulate = more.pop("accumulate", 8 // batch)
     return TrainingArguments(
         str(out), per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate,
         max_steps=2, optim="sgd", learning_rate=0.02, lr_scheduler_type="constant",
         max_grad_norm=0.0, remove_unused_columns=False, logging_steps=1, report_to=[],
-        save_strategy="no", use_cpu=True, disable_tqdm=True, **more,
+        save_strategy=more.pop("save_strategy", "no"), use_cpu=True, disable_tqdm=True, **more,
     )  # fmt: skip
 
 
-def bert(how: str = "sdpa") -> BertForSequenceClassification:
+def bert(implementation: str = "sdpa") -> BertForSequenceClassification:
     """A tiny BERT without dropout."""
-    model = tiny.bert(how)
+    model = tiny.bert(implementation)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

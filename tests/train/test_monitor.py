@@ -1,4 +1,4 @@
-"""Numbers of attention while a model trains: by hand, in the log, on the page, at no other cost."""
+"""Attention statistics during training: values, log lines, charts, and unchanged training."""
 
 import json
 import math
@@ -9,79 +9,87 @@ import torch
 from torch import Tensor, nn
 
 from overt.attention import AttentionMap, words
-from overt.capture.watching import watch
+from overt.capture.session import watch
 from overt.data.batch import Batch
-from overt.errors import Stopped
-from overt.measure import entropy
-from overt.models import vgg_attention
-from overt.models.output import Output
-from overt.show.curves import from_log
-from overt.supervise.loss import Loss
+from overt.errors import RunInterrupted
+from overt.losses.loss import Loss
+from overt.metrics import entropy
+from overt.nn.output import Output
+from overt.papers.ltpa.vgg import vgg_attention
 from overt.testing import toy_batch
-from overt.train import AttentionMonitor, Limits, Losses, ParameterSet, Progress, fit
-from overt.train.monitor import Monitored, Pulse, by_outputs, spaced, summed_up
+from overt.train import AttentionMonitor, FitConfig, Losses, ParameterSet, Progress, fit
+from overt.train.monitor import (
+    AttentionMonitorMixin,
+    AttentionStats,
+    attention_statistics,
+    capture_from_outputs,
+    evenly_spaced,
+)
+from overt.viz.training_curves import curves_from_log
 
 
-def shown(rows: list[list[float]]) -> Tensor:
+def as_weights(rows: list[list[float]]) -> Tensor:
     """One sample, one head."""
     return torch.tensor(rows)[None, None]
 
 
-def everything(weights: Tensor) -> Tensor:
+def all_visible(weights: Tensor) -> Tensor:
     b, _, q, k = weights.shape
     return torch.ones(b, q, k, dtype=torch.bool)
 
 
-def test_numbers_by_hand():
-    weights = shown([[0.5, 0.5, 0, 0], [1, 0, 0, 0]])
-    entropy, sink, collapse, sameness = summed_up(weights, everything(weights), 0.1).tolist()
+def test_statistics_match_values_computed_by_hand():
+    weights = as_weights([[0.5, 0.5, 0, 0], [1, 0, 0, 0]])
+    entropy, sink, collapse, sameness = attention_statistics(
+        weights, all_visible(weights), 0.1
+    ).tolist()
     assert entropy == pytest.approx((math.log(2) / math.log(4) + 0) / 2)
-    assert sink == pytest.approx(0.75)  # the first key has 1.5 of 2
+    assert sink == pytest.approx(0.75)  # the first key has 1.5 of the weight of 2 rows
     assert collapse == pytest.approx(0.5)
     mean = [0.75, 0.25]
-    apart = -sum(p * math.log(p) for p in mean) - math.log(2) / 2
-    assert sameness == pytest.approx(1 - apart / math.log(2))
+    distinct = -sum(p * math.log(p) for p in mean) - math.log(2) / 2
+    assert sameness == pytest.approx(1 - distinct / math.log(2))
 
 
-def test_rows_that_are_alike_and_rows_that_are_not():
-    alike = shown([[0.3, 0.7], [0.3, 0.7]])
-    apart = shown([[1.0, 0], [0, 1]])
-    assert float(summed_up(alike, everything(alike), 0.1)[3]) == pytest.approx(1)
-    assert float(summed_up(apart, everything(apart), 0.1)[3]) == pytest.approx(0)
+def test_sameness_is_one_for_equal_rows_and_zero_for_disjoint_rows():
+    equal = as_weights([[0.3, 0.7], [0.3, 0.7]])
+    distinct = as_weights([[1.0, 0], [0, 1]])
+    assert float(attention_statistics(equal, all_visible(equal), 0.1)[3]) == pytest.approx(1)
+    assert float(attention_statistics(distinct, all_visible(distinct), 0.1)[3]) == pytest.approx(0)
 
 
-def test_keys_that_cannot_be_seen_do_not_count():
-    """The first of causal rows has no choice; the second has two keys and is even over them."""
-    weights = shown([[1.0, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]])
-    seen = torch.ones(1, 3, 3, dtype=torch.bool).tril()
-    entropy, sink, collapse, _ = summed_up(weights, seen, 0.1).tolist()
+def test_masked_keys_do_not_count():
+    """The first causal row has one key; the second has two keys with equal weights."""
+    weights = as_weights([[1.0, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]])
+    visible = torch.ones(1, 3, 3, dtype=torch.bool).tril()
+    entropy, sink, collapse, _ = attention_statistics(weights, visible, 0.1).tolist()
     assert entropy == pytest.approx(1) and collapse == 0
     assert sink == pytest.approx((0.5 + 1 / 3) / 2)
 
 
-def test_one_query_has_nobody_to_be_like():
-    weights = shown([[0.5, 0.5]])
-    found = summed_up(weights, everything(weights), 0.1)
+def test_sameness_of_one_query_is_nan():
+    weights = as_weights([[0.5, 0.5]])
+    found = attention_statistics(weights, all_visible(weights), 0.1)
     assert found[3].isnan() and found[0] == 1
 
 
 def test_rows_are_spread_over_the_sequence():
-    assert spaced(100, 3) == [0, 50, 99] and len(set(spaced(97, 16))) == 16
+    assert evenly_spaced(100, 3) == [0, 50, 99] and len(set(evenly_spaced(97, 16))) == 16
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"every": 0}, {"rows": 0}, {"samples": 0}, {"floor": 2.0}], ids=str
+    "settings", [{"every": 0}, {"rows": 0}, {"samples": 0}, {"floor": 2.0}], ids=str
 )
-def test_settings_that_cannot_be_are_refused(wrong):
+def test_invalid_settings_raise(settings):
     with pytest.raises(ValueError, match="at least 1"):
-        AttentionMonitor(**wrong)
+        AttentionMonitor(**settings)
 
 
 # --- a model that trains
 
 
 class Sentences:
-    """Tokens, some of them padding, and a class."""
+    """Tokens with padding, and a class."""
 
     def __len__(self):
         return 24
@@ -120,7 +128,7 @@ def train(out: Path, attention: AttentionMonitor | None, **more) -> nn.Module:
     torch.manual_seed(0)
     model = Reader()
     sets = {"model": ParameterSet(torch.optim.AdamW(model.parameters(), lr=1e-2))}
-    limits = Limits(epochs=2, batch=4, log_every=3, save_every=4, **more)
+    limits = FitConfig(epochs=2, batch=4, log_every=3, save_every=4, **more)
     fit(model, Sentences(), step, sets, limits, out=out, seed=0, device="cpu", attention=attention)
     return model
 
@@ -132,18 +140,18 @@ def lines(out: Path) -> list[dict]:
 LAYERS = ["body.layers.0.self_attn", "body.layers.1.self_attn"]
 
 
-def test_the_log_tells_of_every_layer(tmp_path):
+def test_the_log_has_statistics_of_every_layer(tmp_path):
     train(tmp_path, AttentionMonitor(every=5))
-    told = [line for line in lines(tmp_path) if "layers" in line]
-    assert [line["step"] for line in told] == [1, 6, 11]
-    assert all(line["split"] == "train" and line["stage"] == "train" for line in told)
-    for line in told:
+    statistics_lines = [line for line in lines(tmp_path) if "layers" in line]
+    assert [line["step"] for line in statistics_lines] == [1, 6, 11]
+    assert all(line["split"] == "train" and line["stage"] == "train" for line in statistics_lines)
+    for line in statistics_lines:
         assert list(line["layers"]) == ["entropy", "sink", "collapse", "sameness"]
         for numbers in line["layers"].values():
             assert list(numbers) == LAYERS and all(0 <= one <= 1 for one in numbers.values())
 
 
-def test_training_is_the_same_bit_for_bit(tmp_path):
+def test_monitoring_does_not_change_training(tmp_path):
     plain = train(tmp_path / "plain", None).state_dict()
     watched = train(tmp_path / "watched", AttentionMonitor(every=2)).state_dict()
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
@@ -151,12 +159,12 @@ def test_training_is_the_same_bit_for_bit(tmp_path):
     assert without == lines(tmp_path / "plain")
 
 
-def test_accumulated_batches_are_looked_at_once_a_step(tmp_path):
+def test_accumulated_batches_are_logged_once_per_step(tmp_path):
     train(tmp_path, AttentionMonitor(every=1), accumulate=2)
     assert sum("layers" in line for line in lines(tmp_path)) == 6
 
 
-def test_a_run_that_was_stopped_has_the_same_log(tmp_path):
+def test_a_resumed_run_has_the_same_log(tmp_path):
     train(tmp_path / "whole", AttentionMonitor(every=3))
     stop_at = 5
 
@@ -172,99 +180,105 @@ def test_a_run_that_was_stopped_has_the_same_log(tmp_path):
         torch.manual_seed(0)
         model = Reader()
         sets = {"model": ParameterSet(torch.optim.AdamW(model.parameters(), lr=1e-2))}
-        limits = Limits(epochs=2, batch=4, log_every=3, save_every=4)
+        limits = FitConfig(epochs=2, batch=4, log_every=3, save_every=4)
         more = {"out": tmp_path / "parts", "seed": 0, "device": "cpu", "resume": resume}
         try:
             fit(model, Sentences(), part, sets, limits, attention=AttentionMonitor(every=3), **more)
-        except Stopped:
+        except RunInterrupted:
             assert not resume
     whole, parts = ((tmp_path / name / "log.jsonl").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
 
 
-def test_layers_are_summed_up_together_as_each_by_itself():
+def test_statistics_of_stacked_layers_equal_those_of_each_layer():
     torch.manual_seed(0)
     weights = torch.rand(4, 3, 2, 6, 9)
-    seen = torch.rand(4, 3, 6, 9) < 0.7
-    seen[1, 0], seen[2] = False, False  # a sample without keys, and a layer
-    weights = weights * seen[:, :, None]
-    each = torch.stack([summed_up(*one, 0.1) for one in zip(weights, seen, strict=True)])
-    torch.testing.assert_close(summed_up(weights, seen, 0.1), each, equal_nan=True)
-    assert each[2].isnan().all() and each[[0, 1, 3]].isfinite().all()
+    visible = torch.rand(4, 3, 6, 9) < 0.7
+    visible[1, 0], visible[2] = False, False  # a sample without keys, and a layer
+    weights = weights * visible[:, :, None]
+    separate = torch.stack(
+        [attention_statistics(*one, 0.1) for one in zip(weights, visible, strict=True)]
+    )
+    torch.testing.assert_close(
+        attention_statistics(weights, visible, 0.1), separate, equal_nan=True
+    )
+    assert separate[2].isnan().all() and separate[[0, 1, 3]].isfinite().all()
 
 
-def test_numbers_are_those_of_the_whole_maps():
+def test_monitored_statistics_equal_those_of_full_maps():
     torch.manual_seed(0)
     model = Reader(dropout=0.0).eval()
     batch = Sentences().batch(range(8))
-    with torch.no_grad(), watch(model) as seen:
+    with torch.no_grad(), watch(model) as trace:
         model(batch)
-    with AttentionMonitor().looking(model) as pulse:
+    with AttentionMonitor().observe(model) as stats:
         model(batch)
-    found = pulse.read()
-    for place, name in enumerate(LAYERS):
-        whole = seen.map(place)
-        wanted = summed_up(whole.weights[:, 0], whole.visible, 0.1).tolist()
-        for number, value in zip(found, wanted, strict=True):
+    found = stats.compute()
+    for index, name in enumerate(LAYERS):
+        full_map = trace.map(index)
+        expected = attention_statistics(full_map.weights[:, 0], full_map.visible, 0.1).tolist()
+        for number, value in zip(found, expected, strict=True):
             assert found[number][name] == pytest.approx(value, abs=1e-5)
 
 
-def test_few_rows_and_samples_are_enough():
+def test_rows_samples_and_layers_can_be_limited():
     torch.manual_seed(0)
     model = Reader(dropout=0.0).eval()
     batch = Sentences().batch(range(8))
-    with torch.no_grad(), watch(model) as seen:
+    with torch.no_grad(), watch(model) as trace:
         model(batch)
-    with AttentionMonitor(rows=2, samples=3, layers=LAYERS[1:]).looking(model) as pulse:
+    with AttentionMonitor(rows=2, samples=3, layers=LAYERS[1:]).observe(model) as stats:
         model(batch)
-    whole = seen.map(1)
-    wanted = summed_up(whole.weights[:3, 0][:, :, [0, 5]], whole.visible[:3][:, [0, 5]], 0.1)
-    found = pulse.read()
-    assert found["entropy"] == {LAYERS[1]: pytest.approx(float(wanted[0]), abs=1e-5)}
-    assert pulse.numbers[0].requires_grad is False
+    full_map = trace.map(1)
+    expected = attention_statistics(
+        full_map.weights[:3, 0][:, :, [0, 5]], full_map.visible[:3][:, [0, 5]], 0.1
+    )
+    found = stats.compute()
+    assert found["entropy"] == {LAYERS[1]: pytest.approx(float(expected[0]), abs=1e-5)}
+    assert stats.numbers[0].requires_grad is False
 
 
-def test_a_layer_that_is_called_twice_has_the_mean():
+def test_a_layer_called_twice_gives_the_mean():
     torch.manual_seed(0)
     model = Reader(dropout=0.0).eval()
     one, two = Sentences().batch(range(4)), Sentences().batch(range(4, 8))
-    alone = []
+    separate = []
     for batch in (one, two):
-        with AttentionMonitor().looking(model) as pulse:
+        with AttentionMonitor().observe(model) as stats:
             model(batch)
-        alone.append(pulse.read()["entropy"][LAYERS[0]])
-    with AttentionMonitor().looking(model) as pulse:
+        separate.append(stats.compute()["entropy"][LAYERS[0]])
+    with AttentionMonitor().observe(model) as stats:
         model(one)
         model(two)
-    assert pulse.read()["entropy"][LAYERS[0]] == pytest.approx(sum(alone) / 2)
+    assert stats.compute()["entropy"][LAYERS[0]] == pytest.approx(sum(separate) / 2)
 
 
-def test_a_model_without_attention_is_told():
+def test_a_model_without_attention_raises():
     model = nn.Linear(2, 3)
     with (
-        pytest.raises(ValueError, match="Linear has no attention"),
-        AttentionMonitor().looking(model),
+        pytest.raises(ValueError, match=r"Linear.*attention"),
+        AttentionMonitor().observe(model),
     ):
         model(torch.ones(1, 2))
-    with pytest.raises(ValueError, match="no attention was seen in this step"):
-        Pulse().read()
+    with pytest.raises(ValueError, match="no attention"):
+        AttentionStats().compute()
 
 
-def test_models_of_ours_are_seen_by_what_they_return():
+def test_capture_from_outputs_reads_the_maps_that_a_model_returns():
     torch.manual_seed(0)
     model, batch = vgg_attention(classes=3, levels=2).eval(), toy_batch(4)
-    monitor = AttentionMonitor(by=by_outputs)
-    with torch.no_grad(), monitor.looking(model) as pulse:
+    monitor = AttentionMonitor(capture=capture_from_outputs)
+    with torch.no_grad(), monitor.observe(model) as stats:
         output = model(batch)
-    found = pulse.read()
-    assert list(found) == ["entropy", "sink", "collapse"]  # one query has nobody to be like
+    found = stats.compute()
+    assert list(found) == ["entropy", "sink", "collapse"]  # sameness needs two queries
     for number, one in enumerate(output.attention):
         shares = entropy(one) / math.log(len(one.keys))
         assert found["entropy"][f"{number} image"] == pytest.approx(float(shares.mean()), abs=1e-5)
     assert not model._forward_hooks
 
 
-def test_layers_of_one_map_are_told_apart():
+def test_layers_of_one_map_are_listed_separately():
     class Two(nn.Module):
         def forward(self, x):
             keys = words(3)
@@ -273,14 +287,17 @@ def test_layers_of_one_map_are_told_apart():
             ).reshape(1, 2, 1, 1, 1)
             return Output(torch.zeros(1, 2), (AttentionMap(values, keys),))
 
-    with AttentionMonitor(by=by_outputs).looking(model := Two()) as pulse:
+    with AttentionMonitor(capture=capture_from_outputs).observe(model := Two()) as stats:
         model(torch.zeros(1))
-    assert pulse.read()["entropy"] == {"0 text layer 0": 0.0, "0 text layer 1": pytest.approx(1.0)}
+    assert stats.compute()["entropy"] == {
+        "0 text layer 0": 0.0,
+        "0 text layer 1": pytest.approx(1.0),
+    }
 
 
-def test_the_page_has_a_chart_a_number_and_a_line_a_layer(tmp_path):
+def test_curves_have_one_chart_per_statistic_and_one_line_per_layer(tmp_path):
     train(tmp_path, AttentionMonitor(every=5))
-    charts = from_log({"run": lines(tmp_path)})
+    charts = curves_from_log({"run": lines(tmp_path)})
     chart = charts["attention entropy by layer"]
     assert [line.name for line in chart] == LAYERS
     assert [step for step, _ in chart[0].points] == [1, 6, 11]
@@ -291,11 +308,11 @@ def test_the_page_has_a_chart_a_number_and_a_line_a_layer(tmp_path):
 # --- Hugging Face's Trainer
 
 
-def test_a_trainer_logs_it_too(tmp_path):
+def test_trainer_logs_the_statistics(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 
-    class Mine(Monitored, transformers.Trainer):
+    class MonitoredTrainer(AttentionMonitorMixin, transformers.Trainer):
         attention = AttentionMonitor(every=2)
 
     torch.manual_seed(0)
@@ -320,10 +337,12 @@ def test_a_trainer_logs_it_too(tmp_path):
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = Mine(model=model, args=settings, train_dataset=rows)
+    trainer = MonitoredTrainer(model=model, args=settings, train_dataset=rows)
     trainer.train()
     logs = [one for one in trainer.state.log_history if "loss" in one]
-    told = [sorted(name for name in one if name.startswith("attention/")) for one in logs]
-    assert [bool(names) for names in told] == [True, False, True, False]
+    statistics_lines = [
+        sorted(name for name in one if name.startswith("attention/")) for one in logs
+    ]
+    assert [bool(names) for names in statistics_lines] == [True, False, True, False]
     layer = "bert.encoder.layer.0.attention.self"
-    assert 0 < logs[0][f"attention/entropy/{layer}"] <= 1 and len(told[0]) == 2 * 4
+    assert 0 < logs[0][f"attention/entropy/{layer}"] <= 1 and len(statistics_lines[0]) == 2 * 4

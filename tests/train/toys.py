@@ -1,4 +1,4 @@
-"""Small things to train: a data set of numbers, a network with dropout, and an adversary."""
+"""A small dataset of numbers, a network with dropout and an adversary, and a training step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from overt.data.batch import Batch
-from overt.supervise.loss import Loss
-from overt.train import Limits, Losses, ParameterSet, Progress, fit, warm_then_cosine
+from overt.losses.loss import Loss
+from overt.train import FitConfig, Losses, ParameterSet, Progress, fit, warmup_cosine
 
 
 class Numbers:
-    """`count` items with 8 features each and a class of 3; item i is the same in every process."""
+    """`count` samples with 8 features and one of 3 classes; equal in every process."""
 
     def __init__(self, count: int = 50) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -50,9 +50,11 @@ class Net(nn.Module):
 def make(dropout: float = 0.3, seed: int = 0) -> tuple[Net, dict[str, ParameterSet]]:
     torch.manual_seed(seed)
     net = Net(dropout)
-    own = [*net.main.parameters(), *net.head.parameters()]
+    main_parameters = [*net.main.parameters(), *net.head.parameters()]
     return net, {
-        "model": ParameterSet(torch.optim.AdamW(own, lr=1e-2), warm_then_cosine(), clip=1.0),
+        "model": ParameterSet(
+            torch.optim.AdamW(main_parameters, lr=1e-2), warmup_cosine(), clip=1.0
+        ),
         "adversary": ParameterSet(
             torch.optim.SGD(net.adversary.parameters(), lr=1e-2, momentum=0.9)
         ),
@@ -60,13 +62,13 @@ def make(dropout: float = 0.3, seed: int = 0) -> tuple[Net, dict[str, ParameterS
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, rows: Tensor | None = None) -> Loss:
-    each = nn.functional.cross_entropy(logits, labels, reduction="none")
+    losses = nn.functional.cross_entropy(logits, labels, reduction="none")
     rows = torch.ones_like(labels, dtype=torch.bool) if rows is None else rows
-    return Loss((each * rows).sum(), rows.sum())
+    return Loss((losses * rows).sum(), rows.sum())
 
 
 def step(model: nn.Module, batch: Batch, progress: Progress) -> Losses:
-    """Task on all rows, an extra loss on the few of class 0, and the adversary's own loss."""
+    """Task loss on all rows, an extra loss on rows of class 0, and the loss of the adversary."""
     assert isinstance(model, Net) and batch.labels is not None
     hidden = model.hidden(batch)
     logits = model.head(hidden)
@@ -86,10 +88,10 @@ def _zero_class(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return (hidden.square().mean(dim=1) * rows).sum(), rows.sum()
 
 
-LIMITS = Limits(epochs=4, batch=8, accumulate=2, save_every=3, log_every=4)
+LIMITS = FitConfig(epochs=4, batch=8, accumulate=2, save_every=3, log_every=4)
 
 
-def train(out: Path, resume: bool = False, limits: Limits = LIMITS, seed: int = 0) -> Net:
+def train(out: Path, resume: bool = False, config: FitConfig = LIMITS, seed: int = 0) -> Net:
     net, sets = make(seed=seed)
-    fit(net, Numbers(), step, sets, limits, out=out, seed=seed, device="cpu", resume=resume)
+    fit(net, Numbers(), step, sets, config, out=out, seed=seed, device="cpu", resume=resume)
     return net

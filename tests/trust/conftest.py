@@ -1,4 +1,4 @@
-"""What the trust tests share: the figure that each one reached is written down for the table."""
+"""Fixtures of the trust tests: short or full version, and the result for the table."""
 
 import json
 import os
@@ -9,34 +9,33 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-Reached = Callable[..., None]
+RecordResult = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
 def full() -> bool:
-    """Whether tests take the numbers of their pass marks, as OVERT_TRUST=full asks, or fewer."""
+    """Whether tests use the numbers of their thresholds (OVERT_TRUST=full) or smaller ones."""
     return os.environ.get("OVERT_TRUST") == "full"
 
 
 @pytest.fixture
-def reached(request: pytest.FixtureRequest) -> Reached:
-    """`reached(number, mark, figure, naive)` writes down what a test came to, for the table.
+def record_result(request: pytest.FixtureRequest) -> RecordResult:
+    """`record_result(number, threshold, result, naive)` writes the result of a test for the table.
 
-    It is called last, after what the test asserts. `mark` is what must be reached, `figure` what
-    was, `naive` what the counterpart came to that must fail, where there is one. Each test has a
-    file of its own under build/trust, so that processes side by side do not meet;
-    `python benchmarks/trust.py` makes the table of them. A test that does not ask for `full` has
-    one form only, and that is the full one.
+    A test calls it last, after its assertions. `naive` is the result of the usual implementation,
+    which must fail. Each test writes a separate file under build/trust, so that parallel processes
+    do not conflict; `python results/trust.py` builds the table from these files. A test that does
+    not use the fixture `full` has only one version, the full one.
     """
     full = "full" not in request.fixturenames or request.getfixturevalue("full")
 
-    def write(number: int, mark: str, figure: str, naive: str = "") -> None:
+    def write(number: int, threshold: str, result: str, naive: str = "") -> None:
         test = request.node.nodeid.rpartition("tests/trust/")[2]
         row = {
             "number": number,
             "test": test,
-            "mark": mark,
-            "figure": figure,
+            "mark": threshold,
+            "figure": result,
             "naive": naive,
             "full": full,
         }

@@ -1,4 +1,4 @@
-"""What an attacker would send: canaries that tell when they are run, and changed bytes."""
+"""Hostile inputs: pickles that create a file when they are loaded, and mutated bytes."""
 
 import io
 import pickle
@@ -10,23 +10,23 @@ import numpy as np
 import torch
 
 
-def _sing(path: str) -> dict[str, Any]:
+def _create_file(path: str) -> dict[str, Any]:
     Path(path).touch()
     return {}
 
 
 class Canary:
-    """An object that leaves a file behind as soon as somebody unpickles it."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _sing, (str(self.mark),)
+        return _create_file, (str(self.mark),)
 
 
 def pickles(mark: Path) -> dict[str, bytes]:
-    """The canary in every wrapping in which libraries of the field have met pickles."""
+    """Return a canary in every file format that can contain pickles."""
     canary = Canary(mark)
     objects = np.array([canary], dtype=object)
     streams: dict[str, io.BytesIO] = {name: io.BytesIO() for name in ("npy", "npz", "pt", "old pt")}
@@ -38,20 +38,20 @@ def pickles(mark: Path) -> dict[str, bytes]:
     return found | {name: stream.getvalue() for name, stream in streams.items()}
 
 
-def mutated(data: bytes, dice: random.Random, most: int = 3) -> bytes:
-    """The bytes with one to `most` of them changed, cut off, put in, doubled or set to ones."""
+def mutate_bytes(data: bytes, rng: random.Random, most: int = 3) -> bytes:
+    """Change, truncate, insert, repeat or set to ones up to `most` places of the bytes."""
     found = bytearray(data)
-    for _ in range(dice.randint(1, most)):
-        at = dice.randrange(len(found)) if found else 0
-        match dice.choice([0, 0, 0, 1, 2, 3, 4]):
+    for _ in range(rng.randint(1, most)):
+        at = rng.randrange(len(found)) if found else 0
+        match rng.choice([0, 0, 0, 1, 2, 3, 4]):
             case 0 if found:
-                found[at] = dice.randrange(256)
+                found[at] = rng.randrange(256)
             case 1:
                 del found[at:]
             case 2:
-                found[at:at] = dice.randbytes(dice.randint(1, 9))
+                found[at:at] = rng.randbytes(rng.randint(1, 9))
             case 3:
                 found[at : at + 4] = b"\xff\xff\xff\xff"
             case 4:
-                found[at:at] = found[at : at + dice.randint(1, 64)]
+                found[at:at] = found[at : at + rng.randint(1, 64)]
     return bytes(found)

@@ -1,4 +1,4 @@
-"""Artefacts with something wrong about them: bits, lengths, names, links, files of another."""
+"""Random damage to artifacts: bits, lengths, names, links, files of another artifact."""
 
 import os
 import random
@@ -6,32 +6,32 @@ import shutil
 from pathlib import Path
 
 
-def mutate(folder: Path, other: Path, chance: random.Random) -> None:
-    """Change something about an artefact of several files, in one of fourteen ways."""
+def mutate(folder: Path, other: Path, rng: random.Random) -> None:
+    """Damage an artifact of several files in one of fourteen ways."""
     listed = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
-    path, second = chance.sample(listed, 2)
+    path, second = rng.sample(listed, 2)
     data = bytearray(path.read_bytes())
-    where = chance.randrange(len(data))
-    match chance.randrange(14):
+    position = rng.randrange(len(data))
+    match rng.randrange(14):
         case 0 | 1 | 2:
-            data[where] ^= 1 << chance.randrange(8)
+            data[position] ^= 1 << rng.randrange(8)
             path.write_bytes(data)
         case 3:
-            path.write_bytes(data[:where])
+            path.write_bytes(data[:position])
         case 4:
-            data[where : where + 64] = bytes(len(data[where : where + 64]))
+            data[position : position + 64] = bytes(len(data[position : position + 64]))
             path.write_bytes(data)
         case 5:
-            path.write_bytes(data + chance.randbytes(chance.randrange(1, 64)))
+            path.write_bytes(data + rng.randbytes(rng.randrange(1, 64)))
         case 6:
             path.write_bytes(second.read_bytes())
             second.write_bytes(data)
         case 7:
-            shutil.copy(other / path.relative_to(folder), path)  # whole, but of another step
+            shutil.copy(other / path.relative_to(folder), path)  # intact, but of another step
         case 8:
             path.unlink()
         case 9:
-            (path.parent / f"new{chance.randrange(9)}").write_bytes(data)
+            (path.parent / f"new{rng.randrange(9)}").write_bytes(data)
         case 10:
             path.rename(path.with_name("renamed"))
         case 11:
@@ -45,8 +45,8 @@ def mutate(folder: Path, other: Path, chance: random.Random) -> None:
             os.mkfifo(path)
 
 
-def picture(folder: Path) -> dict[Path, object]:
-    """What is in a folder, to see whether two are the same."""
+def snapshot(folder: Path) -> dict[Path, object]:
+    """Return the contents of a folder, to compare two folders."""
     return {
         path: path.read_bytes() if path.is_file() and not path.is_symlink() else os.lstat(path)
         for path in folder.rglob("*")

@@ -1,8 +1,7 @@
-"""Thousands of steps, and what is left behind: `python -m tests.trust.soak OUT KIND:STEPS...`.
+"""Measure leaks over thousands of steps: `python -m tests.trust.soak OUT KIND:STEPS...`.
 
-One JSON object a kind on standard output: bytes a step of the process, blocks of memory a step of
-Python's objects and, with OVERT_TRUST=full, their bytes, all after warm-up; and how many files and
-threads came or went.
+Prints one JSON object per kind: resident bytes per step, blocks of Python objects per step and,
+with OVERT_TRUST=full, their bytes, all after warm-up; and how many more files and threads are open.
 """
 
 import gc
@@ -18,69 +17,71 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.capture.seen import Seen
+from overt.capture.trace import AttentionTrace
 from overt.data.batch import Batch
-from overt.models.adopting.adopted import Adopted, Supervised, adopt
-from overt.models.captioning.captioner import CachedRegions, Captioner, CaptionSizes
-from overt.models.captioning.decoding import Rules, sample
-from overt.supervise import Loss, classification, surrogates
-from overt.supervise.reward import by_tokens, log_probabilities, self_critical
-from overt.supervise.surrogate.masks import Grids
-from overt.train import Limits, Losses, ParameterSet, Progress, fit
-from tests.supervise.surrogate.toys import Planted
+from overt.losses import Loss, classification
+from overt.losses.caption_reward import log_probabilities, self_critical, token_reward
+from overt.nn.captioning.captioner import CachedRegionEncoder, Captioner, CaptionerSizes
+from overt.nn.captioning.decoding import DecodingRules, sample
+from overt.nn.wrappers.wrapped_model import SupervisedOutput, WrappedModel, wrap
+from overt.targets import generate_surrogates
+from overt.targets.surrogate.masks import GridMasks
+from overt.train import FitConfig, Losses, ParameterSet, Progress, fit
+from tests.targets.surrogate.toys import Planted
 from tests.train.toys import Numbers, make
 from tests.train.toys import step as plain_step
-from tests.trust.together import Aside
+from tests.trust.two_processes import SideAttention
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-EVERY = 25  # steps between two looks
-WARM = 0.3  # of the steps, before anything is held against a run
+INTERVAL = 25  # steps between two measurements
+WARMUP = 0.3  # share of the steps before the first measurement
 
 
-class Gauge:
-    """Looks at memory, files and threads now and then."""
+class LeakMeter:
+    """Measures memory, files and threads at intervals."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.done = steps, 0
-        self.seen: list[tuple[int, ...]] = []
+        self.measurements: list[tuple[int, ...]] = []
 
     def __call__(self) -> None:
-        """One more step is done."""
+        """Count a step."""
         self.done += 1
-        if self.done == round(self.steps * WARM):
+        if self.done == round(self.steps * WARMUP):
             gc.collect()
-            gc.freeze()  # what is there now is no leak, and need not be looked through again
-        if self.done % EVERY == 0 and self.done >= self.steps * WARM:
+            gc.freeze()  # present objects are not leaks and need no further collection
+        if self.done % INTERVAL == 0 and self.done >= self.steps * WARMUP:
             gc.collect()
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
             files, threads = (len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task"))
             blocks, traced = sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0]
-            self.seen.append((self.done, resident, blocks, traced, files, threads))
+            self.measurements.append((self.done, resident, blocks, traced, files, threads))
 
-    def told(self) -> dict[str, float]:
-        """Bytes a step from the first third of what was seen to the last, by their medians."""
-        third = len(self.seen) // 3
-        first, last = self.seen[:third], self.seen[-third:]
-        between = statistics.median(x[0] for x in last) - statistics.median(x[0] for x in first)
-        slopes = [
-            (statistics.median(x[at] for x in last) - statistics.median(x[at] for x in first))
-            / between
-            for at in (1, 2, 3)
-        ]
-        files, threads = (
-            max(x[at] for x in self.seen) - min(x[at] for x in self.seen) for at in (4, 5)
+    def growth(self) -> dict[str, float]:
+        """Return growth between the medians of the first and last third, of memory per step.
+
+        Medians also for files: a thread of TensorBoard opens its file for a moment at each flush.
+        """
+        third = len(self.measurements) // 3
+        first, last = self.measurements[:third], self.measurements[-third:]
+        steps_between = statistics.median(x[0] for x in last) - statistics.median(
+            x[0] for x in first
+        )
+        resident, blocks, objects, files, threads = (
+            statistics.median(x[at] for x in last) - statistics.median(x[at] for x in first)
+            for at in range(1, 6)
         )
         return {
             "steps": self.done,
-            "resident": slopes[0],
-            "blocks": slopes[1],
-            "objects": slopes[2],
+            "resident": resident / steps_between,
+            "blocks": blocks / steps_between,
+            "objects": objects / steps_between,
             "files": files,
             "threads": threads,
         }
 
 
-# --- what is done thousands of times
+# --- work that is repeated
 
 
 def train(out: Path, steps: int, after: Callable[[Losses], None]) -> None:
@@ -92,62 +93,66 @@ def train(out: Path, steps: int, after: Callable[[Losses], None]) -> None:
         return losses
 
     net, sets = make()
-    limits = Limits(epochs=10**6, batch=8, steps=steps, save_every=200, log_every=20)
+    limits = FitConfig(epochs=10**6, batch=8, steps=steps, save_every=200, log_every=20)
     fit(net, Numbers(), step, sets, limits, out=out, seed=0, device="cpu")
 
 
-def plain(out: Path, gauge: Gauge) -> None:
+def plain_training(out: Path, meter: LeakMeter) -> None:
     """Plain training."""
-    train(out, gauge.steps, lambda losses: gauge())
+    train(out, meter.steps, lambda losses: meter())
 
 
-def leaking(out: Path, gauge: Gauge) -> None:
-    """The counterpart: every loss is kept for a mean at the end, and its graph with it."""
+def leak_memory(out: Path, meter: LeakMeter) -> None:
+    """The leaking counterpart: every loss is kept with its graph."""
     kept = []
 
     def keep(losses: Losses) -> None:
         kept.append(losses)
-        gauge()
+        meter()
 
-    train(out, gauge.steps, keep)
+    train(out, meter.steps, keep)
 
 
-def opening(out: Path, gauge: Gauge) -> None:
-    """The counterpart for files: a log that is opened at every step, and never closed."""
+def leak_files(out: Path, meter: LeakMeter) -> None:
+    """The counterpart for files: a log is opened at every step and never closed."""
     kept = []
 
     def keep(losses: Losses) -> None:
-        kept.append(open(out / "log.jsonl"))  # noqa: SIM115  that is the fault
-        gauge()
+        kept.append(open(out / "log.jsonl"))  # noqa: SIM115  the leak
+        meter()
 
-    train(out, gauge.steps, keep)
+    train(out, meter.steps, keep)
 
 
-def watched(out: Path, gauge: Gauge) -> None:
-    """Training on what a foreign model attends to, through `adopt` and `watch`."""
+def attention_training(out: Path, meter: LeakMeter) -> None:
+    """Training with an attention loss through `wrap` and `watch`."""
 
-    def second(seen: Seen, batch: Mapping[str, Tensor]) -> Loss:
-        each = -seen.calls[0].log_weights()[:, 0, 0, 1]
+    def second_key_loss(trace: AttentionTrace, batch: Mapping[str, Tensor]) -> Loss:
+        each = -trace.calls[0].log_weights()[:, 0, 0, 1]
         return Loss(each.sum(), torch.tensor(len(each)))
 
-    model = adopt(Aside(), lambda model, batch: model(batch["x"]), loss=second)
+    model = wrap(SideAttention(), lambda model, batch: model(batch["x"]), loss=second_key_loss)
 
     def step(net: nn.Module, batch: Batch, progress: Progress) -> Losses:
-        assert isinstance(net, Adopted) and batch.features is not None and batch.labels is not None
+        assert (
+            isinstance(net, WrappedModel)
+            and batch.features is not None
+            and batch.labels is not None
+        )
         x = batch.features[:, 0, :6, None].expand(-1, -1, 6)
         output = net({"x": x})
-        assert isinstance(output, Supervised) and isinstance(output.loss, Loss)
-        gauge()
+        assert isinstance(output, SupervisedOutput) and isinstance(output.loss, Loss)
+        meter()
         task = classification(output.prediction, batch.labels)
         return {"model": {"task": task, "attention": output.loss}}
 
     sets = {"model": ParameterSet(torch.optim.AdamW(model.parameters(), lr=1e-3))}
-    limits = Limits(epochs=10**6, batch=8, steps=gauge.steps, save_every=500, log_every=20)
+    limits = FitConfig(epochs=10**6, batch=8, steps=meter.steps, save_every=500, log_every=20)
     fit(model, Numbers(), step, sets, limits, out=out, seed=0, device="cpu")
 
 
 class Cells:
-    """Items of sixteen cells, as many as there are steps."""
+    """Items of sixteen cells, one per step."""
 
     name, split = "cells", "train"
 
@@ -167,57 +172,71 @@ class Cells:
         return Batch(ids, features=cells, labels=torch.ones(len(ids), dtype=torch.long))
 
 
-class Silent(Planted):
-    """Without the list of what it was asked."""
+class PlantedWithoutLog(Planted):
+    """Clears the list of requests."""
 
     def decide(self, features: Any, mask: Mapping[str, Tensor] | None = None) -> Any:
-        self.asked.clear()
+        self.batch_sizes.clear()
         return super().decide(features, mask)
 
 
-def searching(out: Path, gauge: Gauge) -> None:
-    """The search for surrogates, sample by sample, in shards on disk."""
-    surrogates(
-        Silent(),
-        Cells(gauge.steps),
+def surrogate_search(out: Path, meter: LeakMeter) -> None:
+    """Surrogate search, sample by sample, with shards on disk."""
+    generate_surrogates(
+        PlantedWithoutLog(),
+        Cells(meter.steps),
         out,
-        masks=Grids(10, 2),
+        masks=GridMasks(10, 2),
         shard=100,
         batch=1,
-        on_progress=lambda done, total: gauge(),
+        on_progress=lambda done, total: meter(),
     )
 
 
-def critical(out: Path, gauge: Gauge) -> None:
-    """Self-critical steps of a captioner: draw, reward, tell, step."""
+def self_critical_training(out: Path, meter: LeakMeter) -> None:
+    """Self-critical steps of a captioner."""
     torch.manual_seed(0)
-    sizes = CaptionSizes(vocabulary=10, width=8, layers=1, heads=2, inner=8)
-    model = Captioner(sizes, CachedRegions(4)).eval()
+    sizes = CaptionerSizes(vocabulary=10, width=8, layers=1, heads=2, inner=8)
+    model = Captioner(sizes, CachedRegionEncoder(4)).eval()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batch = Batch(ids=("a", "b"), features=torch.randn(2, 3, 4), boxes=torch.rand(2, 3, 4))
-    rules = Rules(longest=3)
-    worth = by_tokens(lambda texts, images: [float(len(set(text))) for text in texts], [0, 1], 2)
-    for _ in range(gauge.steps):
+    rules = DecodingRules(max_length=3)
+    reward = token_reward(
+        lambda texts, images: [float(len(set(text))) for text in texts], [0, 1], 2
+    )
+    for _ in range(meter.steps):
         memory = model.encode(batch)
 
-        def tell(drawn: Any, memory: Any = memory) -> Tensor:
-            begin = torch.full_like(drawn.tokens[:, :1], rules.begin)
-            given = torch.cat([begin, drawn.tokens[:, :-1]], dim=1)
+        def log_probabilities_of(sampled: Any, memory: Any = memory) -> Tensor:
+            begin = torch.full_like(sampled.tokens[:, :1], rules.begin)
+            inputs = torch.cat([begin, sampled.tokens[:, :-1]], dim=1)
             spread = memory.select(torch.tensor([0, 0, 1, 1]))
-            return log_probabilities(model.write(spread, given).logits, drawn.tokens, rules.never)
+            return log_probabilities(
+                model.decode_captions(spread, inputs).logits, sampled.tokens, rules.forbidden
+            )
 
         critique = self_critical(
             lambda memory=memory: sample(model, batch, 2, rules=rules, features=memory),
-            worth,
-            tell,
+            reward,
+            log_probabilities_of,
         )
         optimizer.zero_grad()
         critique.loss.mean().backward()
         optimizer.step()
-        gauge()
+        meter()
 
 
-KINDS = {one.__name__: one for one in (plain, watched, searching, critical, leaking, opening)}
+KINDS = {
+    one.__name__: one
+    for one in (
+        plain_training,
+        attention_training,
+        surrogate_search,
+        self_critical_training,
+        leak_memory,
+        leak_files,
+    )
+}
 
 
 if __name__ == "__main__":
@@ -227,6 +246,6 @@ if __name__ == "__main__":
     for word in sys.argv[2:]:
         kind, _, steps = word.partition(":")
         gc.unfreeze()
-        gauge = Gauge(int(steps))
-        KINDS[kind](Path(sys.argv[1]) / kind, gauge)
-        print(json.dumps({"kind": kind, **gauge.told()}), flush=True)
+        meter = LeakMeter(int(steps))
+        KINDS[kind](Path(sys.argv[1]) / kind, meter)
+        print(json.dumps({"kind": kind, **meter.growth()}), flush=True)

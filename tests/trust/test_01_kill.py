@@ -1,4 +1,4 @@
-"""SIGKILL at 50 random moments of one run: nothing unreadable, and the end is the same."""
+"""SIGKILL at 50 random moments of a run: checkpoints stay readable, the result is the same."""
 
 import random
 import shutil
@@ -9,57 +9,59 @@ from pathlib import Path
 
 import pytest
 
-from overt import files
+from overt import io
 from overt.train import checkpoint
-from tests.trust import lives, naive
+from tests.trust import child_process, naive
 
-CHANCE = random.Random(0)
+RNG = random.Random(0)
 Readable = Callable[[Path], bool]
 
 
-def end_lives(out: Path, live: Callable[[], object], readable: Readable, count: int) -> int:
-    """Kill a run at `count` random moments; how often its newest checkpoint cannot be read.
+def kill_repeatedly(out: Path, train: Callable[[], object], readable: Readable, count: int) -> int:
+    """Kill a run at `count` random moments; return how often its newest checkpoint is unreadable.
 
-    A third of the lives ends within milliseconds of their start, a third as soon as something new
-    appears beside the checkpoints, and so in the midst of a save, a third some time after it. A run
-    that ends before its time, on a machine that is busy, begins again.
+    A third of the kills comes within milliseconds of the start, a third when a new file appears
+    beside the checkpoints, that is during a save, a third some time after it. A run that finishes
+    before the kill is started again.
     """
     kills = unreadable = 0
     while kills < count:
-        before = names(out)
-        child = lives.forked(live)
-        kind = CHANCE.randrange(3)
-        if kind:
-            lives.wait_for(lambda before=before: bool(names(out) - before), child)
-        time.sleep(CHANCE.uniform(0, (0.03, 0.003, 0.05)[kind]))
-        if not lives.kill(child):
+        before = checkpoint_names(out)
+        child = child_process.fork(train)
+        moment = RNG.randrange(3)
+        if moment:
+            child_process.wait_for(
+                lambda before=before: bool(checkpoint_names(out) - before), child
+            )
+        time.sleep(RNG.uniform(0, (0.03, 0.003, 0.05)[moment]))
+        if not child_process.kill(child):
             shutil.rmtree(out)
             continue
         kills += 1
-        if lives.saved(out) and not readable(out):
+        if child_process.checkpoint_folders(out) and not readable(out):
             unreadable += 1
-            shutil.rmtree(lives.saved(out)[-1])  # as a user would, to go on at all
+            shutil.rmtree(child_process.checkpoint_folders(out)[-1])  # as a user would do to resume
     return unreadable
 
 
-def names(out: Path) -> set[str]:
+def checkpoint_names(out: Path) -> set[str]:
     parent = out / "checkpoints" / "train"
     return {path.name for path in parent.iterdir()} if parent.is_dir() else set()
 
 
 def ours_is_readable(out: Path) -> bool:
-    """Every checkpoint there is passes `verify`, and the newest loads."""
-    found, broken = files.newest(out / "checkpoints" / "train", checkpoint.PREFIX)
+    """Every checkpoint passes `verify`, and the newest loads."""
+    found, broken = io.newest(out / "checkpoints" / "train", checkpoint.PREFIX)
     if found is None or broken:
         return False
-    net, sets = lives.make()
+    net, sets = child_process.make()
     state = checkpoint.load(found, net, {name: one.optimizer for name, one in sets.items()})
     return found.name == f"step-{state.step:09d}"
 
 
 def naive_is_readable(out: Path) -> bool:
     try:
-        naive.read(lives.saved(out)[-1])
+        naive.read(child_process.checkpoint_folders(out)[-1])
     except Exception:
         return False
     return True
@@ -67,17 +69,27 @@ def naive_is_readable(out: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_is_killed_ends_in_the_same_bytes(tmp_path, reached, full, workers) -> None:
-    limits, count = replace(lives.LIMITS, workers=workers), 50 if full else 8
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert lives.outcome(lives.forked(lambda: lives.live(whole, limits))) == 0
-    unreadable = end_lives(killed, lambda: lives.live(killed, limits), ours_is_readable, count)
-    assert lives.outcome(lives.forked(lambda: lives.live(killed, limits))) == 0
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path, record_result, full, workers) -> None:
+    config, count = replace(child_process.CONFIG, workers=workers), 50 if full else 8
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    assert (
+        child_process.exit_code(
+            child_process.fork(lambda: child_process.train(uninterrupted, config))
+        )
+        == 0
+    )
+    unreadable = kill_repeatedly(
+        killed, lambda: child_process.train(killed, config), ours_is_readable, count
+    )
+    assert (
+        child_process.exit_code(child_process.fork(lambda: child_process.train(killed, config)))
+        == 0
+    )
     assert unreadable == 0
-    same, wanted = lives.fingerprint(killed), lives.fingerprint(whole)
-    assert same == wanted and len(wanted) == 7
-    assert lives.leftovers(killed) == []
-    reached(
+    found, expected = child_process.fingerprint(killed), child_process.fingerprint(uninterrupted)
+    assert found == expected and len(expected) == 7
+    assert child_process.temporary_files(killed) == []
+    record_result(
         1,
         "50 SIGKILLs: 0 unreadable; weights, optimizers and log end in the same SHA-256",
         f"{count} SIGKILLs: {unreadable} unreadable; all same",
@@ -85,14 +97,14 @@ def test_a_run_that_is_killed_ends_in_the_same_bytes(tmp_path, reached, full, wo
 
 
 @pytest.mark.long
-def test_a_naive_saver_leaves_checkpoints_that_cannot_be_read(tmp_path, reached, full) -> None:
-    def live() -> None:
-        naive.take_over()
-        lives.live(tmp_path, ballast=10**7)
+def test_a_naive_saver_leaves_unreadable_checkpoints(tmp_path, record_result, full) -> None:
+    def train() -> None:
+        naive.patch_checkpoints()
+        child_process.train(tmp_path, buffer_size=10**7)
 
     unreadable = kills = 0
     while not unreadable or (full and kills < 50):
-        unreadable += end_lives(tmp_path, live, naive_is_readable, 1)
+        unreadable += kill_repeatedly(tmp_path, train, naive_is_readable, 1)
         kills += 1
         assert kills <= 200
-    reached(1, "must fail", "fails", f"{kills} SIGKILLs: {unreadable} unreadable")
+    record_result(1, "must fail", "fails", f"{kills} SIGKILLs: {unreadable} unreadable")

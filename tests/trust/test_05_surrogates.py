@@ -1,4 +1,4 @@
-"""Surrogate generation that is killed at 20 random points resumes, byte for byte, none twice."""
+"""Surrogate generation killed at 20 random points: it resumes to the same bytes."""
 
 import hashlib
 import json
@@ -10,38 +10,40 @@ from pathlib import Path
 
 import pytest
 
-from overt import files
-from overt.supervise.surrogate.making import surrogates
-from overt.supervise.surrogate.masks import Grids, WithoutWords
-from tests.supervise.surrogate.toys import Planted, Toys
-from tests.trust import lives
+from overt import io
+from overt.targets.surrogate.generate import generate_surrogates
+from overt.targets.surrogate.masks import GridMasks, RemoveWords
+from tests.targets.surrogate.toys import Planted, Toys
+from tests.trust import child_process
 
 ITEMS, KILLS = 60, 20
 
 
-class Told(Toys):
-    """Items that write down, past any death, which of them were asked for."""
+class LoggedItems(Toys):
+    """Items that log their requested indices to a file."""
 
-    def __init__(self, told: Path) -> None:
+    def __init__(self, log: Path) -> None:
         super().__init__(ITEMS)
-        self.told = told
+        self.log = log
 
     def batch(self, indices):
         line = "".join(f"{index}\n" for index in indices)
-        with open(self.told, "a") as file:  # one short line is written in one call
+        with open(self.log, "a") as file:  # one short line is written in one call
             file.write(line)
         return super().batch(indices)
 
 
-def make(out: Path, told: Path) -> None:
-    masks = [Grids(20, 2), WithoutWords()]
-    surrogates(Planted(), Told(told), out, masks=masks, shard=4, batch=2, weights="planted")
+def generate(out: Path, log: Path) -> None:
+    masks = [GridMasks(20, 2), RemoveWords()]
+    generate_surrogates(
+        Planted(), LoggedItems(log), out, masks=masks, shard=4, batch=2, weights="planted"
+    )
 
 
-def naive_make(out: Path, told: Path) -> None:
-    """All that was found so far is written after each item, where it belongs."""
+def naive_generate(out: Path, log: Path) -> None:
+    """Write all results again in place after each item."""
     out.mkdir(exist_ok=True)
-    path, data, model = out / "surrogates.json", Told(told), Planted()
+    path, data, model = out / "surrogates.json", LoggedItems(log), Planted()
     found = json.loads(path.read_text()) if path.exists() else {}
     for index in range(len(found), ITEMS):
         maps = model(data.batch([index])).attention[0].weights
@@ -59,64 +61,68 @@ def tree(out: Path) -> dict[str, str]:
 
 
 def finished(out: Path) -> set[int]:
-    """The items of the shards that are done."""
-    abouts = [files.read_json(shard / "shard.json") for shard in out.glob("shard-*")]
-    return {item for about in abouts for item in range(about["start"], about["stop"])}
+    """Return the items of the finished shards."""
+    descriptions = [io.read_json(shard / "shard.json") for shard in out.glob("shard-*")]
+    return {
+        item
+        for description in descriptions
+        for item in range(description["start"], description["stop"])
+    }
 
 
-def end_lives(make, out: Path, told: Path, check) -> None:
-    """End the making 20 times at random points: after some items, and some milliseconds.
+def kill_repeatedly(generate, out: Path, log: Path, check) -> None:
+    """Kill the generation 20 times at random points: after some items and some milliseconds.
 
-    `check` hears what was done before a life and what was asked for in it.
+    `check` gets the items that were finished before a process and those requested in it.
     """
-    chance, kills = random.Random(0), 0
+    rng, kills = random.Random(0), 0
     while kills < KILLS:
-        before, items = finished(out), chance.randrange(1, 30)
-        told.write_text("")
-        child = lives.forked(lambda: make(out, told))
-        lives.wait_for(lambda items=items: told.read_text().count("\n") >= items, child)
-        time.sleep(chance.uniform(0, 0.01))
-        if lives.kill(child):
+        before, items = finished(out), rng.randrange(1, 30)
+        log.write_text("")
+        child = child_process.fork(lambda: generate(out, log))
+        child_process.wait_for(lambda items=items: log.read_text().count("\n") >= items, child)
+        time.sleep(rng.uniform(0, 0.01))
+        if child_process.kill(child):
             kills += 1
-            check(before, {int(line) for line in told.read_text().split()})
-        else:  # done before its time: begin anew
+            check(before, {int(line) for line in log.read_text().split()})
+        else:  # finished before the kill: start again
             shutil.rmtree(out)
 
 
 @pytest.mark.long
-def test_surrogates_whose_making_is_killed_end_in_the_same_bytes(tmp_path, reached) -> None:
-    whole, out, told = tmp_path / "whole", tmp_path / "out", tmp_path / "told"
+def test_killed_surrogate_generation_resumes_to_the_same_bytes(tmp_path, record_result) -> None:
+    uninterrupted, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "requests"
     twice: list[int] = []
 
-    def check(before: set[int], asked: set[int]) -> None:
-        twice.extend(before & asked)
+    def check(before: set[int], requested: set[int]) -> None:
+        twice.extend(before & requested)
         for shard in out.glob("shard-*"):
-            files.verify(shard)
+            io.verify(shard)
 
-    make(whole, tmp_path / "once")
-    end_lives(make, out, told, check)
-    make(out, told)
-    shards = [files.read_json(shard / "shard.json") for shard in out.glob("shard-*")]
-    samples = Counter(name for about in shards for name in about["ids"])
-    assert tree(out) == tree(whole)
-    assert twice == [] and set(samples.values()) == {1} and lives.leftovers(out) == []
+    generate(uninterrupted, tmp_path / "once")
+    kill_repeatedly(generate, out, log, check)
+    generate(out, log)
+    shards = [io.read_json(shard / "shard.json") for shard in out.glob("shard-*")]
+    samples = Counter(name for description in shards for name in description["ids"])
+    assert tree(out) == tree(uninterrupted)
+    assert twice == [] and set(samples.values()) == {1} and child_process.temporary_files(out) == []
 
-    naive, torn = tmp_path / "naive", []
+    naive, corrupt = tmp_path / "naive", []
 
-    def check_naive(before: set[int], asked: set[int]) -> None:
+    def check_naive(before: set[int], requested: set[int]) -> None:
         path = naive / "surrogates.json"
-        torn.append(path.exists() and not is_json(path))
-        if torn[-1]:
+        corrupt.append(path.exists() and not is_json(path))
+        if corrupt[-1]:
             path.unlink()
 
-    while not any(torn):
-        end_lives(naive_make, naive, told, check_naive)
-    reached(
+    while not any(corrupt):
+        kill_repeatedly(naive_generate, naive, log, check_naive)
+    record_result(
         5,
-        "20 kills: resumes, output byte-identical, no sample done twice",
+        "20 kills: resumes, output byte-identical, no sample computed twice",
         f"{KILLS} kills: {len(tree(out))} of {len(tree(out))} files the same, "
-        f"{len(twice)} finished samples asked for again",
-        f"all that was found is lost after {sum(torn)} of {len(torn)} kills",
+        f"{len(twice)} finished samples requested again",
+        f"all results are lost after {sum(corrupt)} of {len(corrupt)} kills",
     )
 
 

@@ -1,4 +1,4 @@
-"""Two processes on one run folder: the second refuses; the lock of a dead holder is recovered."""
+"""Two processes in one run folder: the second exits; the lock of a dead process is recovered."""
 
 import os
 from contextlib import contextmanager
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from overt import cli, files
-from overt.errors import BadInput
+from overt import cli, io
+from overt.errors import UserError
 from overt.train import loop
-from tests.trust import lives
+from tests.trust import child_process
 
 SETS = ["data.limit=16", "model.width=0.25", "train.batch=4", "train.steps=3", "train.save_every=1"]
 
@@ -21,29 +21,29 @@ def run(out: Path, *words: str) -> int:
     )
 
 
-def run_that_waits(out: Path, writer: int) -> int:
-    """A run that stands still in its third step, for ever."""
-    forward = loop._Run.forward
+def run_and_block(out: Path, writer: int) -> int:
+    """A run that blocks in its third step."""
+    forward = loop._FitLoop.forward
 
-    def waiting(self, part, micro):
+    def block(self, part, micro):
         if self.state.step == 2:
             os.write(writer, b".")
             os.read(os.pipe()[0], 1)
         return forward(self, part, micro)
 
-    pytest.MonkeyPatch().setattr(loop._Run, "forward", waiting)
+    pytest.MonkeyPatch().setattr(loop._FitLoop, "forward", block)
     return run(out)
 
 
 @contextmanager
 def naive_lock(folder: Path):
-    """A file that says who is here: as good as a lock until somebody dies."""
+    """A file with a process id, which stays when the process is killed."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "run.pid"
+    path = folder.with_name(f"{folder.name}.pid")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
-        raise BadInput(f"{folder} is in use") from None
+        raise UserError(f"{folder} is in use") from None
     os.write(descriptor, str(os.getpid()).encode())
     os.close(descriptor)
     try:
@@ -53,33 +53,33 @@ def naive_lock(folder: Path):
 
 
 @pytest.mark.long
-def test_the_second_process_refuses_and_a_dead_holders_lock_is_recovered(
-    tmp_path, reached, capfd, monkeypatch
+def test_a_second_process_exits_and_the_lock_of_a_dead_process_is_recovered(
+    tmp_path, record_result, capfd, monkeypatch
 ) -> None:
-    def second_and_third(out: Path) -> list[int]:
-        """Exit codes of a second run while the first is at work, and of one after its death."""
+    def run_second_and_third(out: Path) -> list[int]:
+        """Exit codes of a second run while the first is running, and of a third after its kill."""
         reader, writer = os.pipe()
-        first = lives.forked(lambda: run_that_waits(out, writer))
+        first = child_process.fork(lambda: run_and_block(out, writer))
         os.close(writer)
         assert os.read(reader, 1) == b"."
         capfd.readouterr()
         codes = [run(out, "--resume")]
-        said = capfd.readouterr().err
-        assert "in use" in said and len(said.splitlines()) == 1
-        holders.append(f"process {first} " in said)
-        assert lives.kill(first)
+        message = capfd.readouterr().err
+        assert "in use" in message and len(message.splitlines()) == 1
+        has_process_id.append(f"process {first} " in message)
+        assert child_process.kill(first)
         codes.append(run(out, "--resume"))
         return codes
 
-    holders: list[bool] = []
-    assert second_and_third(tmp_path / "ours") == [2, 0]
-    assert holders == [True] and files.is_whole(tmp_path / "ours")
-    monkeypatch.setattr(files, "lock", naive_lock)
-    naive = second_and_third(tmp_path / "naive")
+    has_process_id: list[bool] = []
+    assert run_second_and_third(tmp_path / "ours") == [2, 0]
+    assert has_process_id == [True] and io.is_intact(tmp_path / "ours")
+    monkeypatch.setattr(io, "lock", naive_lock)
+    naive = run_second_and_third(tmp_path / "naive")
     assert naive == [2, 2]
-    reached(
+    record_result(
         7,
-        "the second refuses; a dead holder's lock is recovered",
-        "exit 2 with the holder's number; after SIGKILL the next goes on and exits 0",
-        "a file with the holder's number keeps everybody out for ever: exit 2",
+        "the second exits; the lock of a dead process is recovered",
+        "exit 2 with the process id; after SIGKILL the next run resumes and exits 0",
+        "a file with the process id blocks all later runs: exit 2",
     )

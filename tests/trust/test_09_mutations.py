@@ -1,4 +1,4 @@
-"""1,000 mutations over all kinds of artefacts: none read with other values, one exception class."""
+"""1,000 mutations of all artifacts: none is read with other values, one exception class."""
 
 import hashlib
 import json
@@ -13,42 +13,42 @@ import numpy as np
 import pytest
 import torch
 
-from overt import files, models
+from overt import io, nn
 from overt.attention import AttentionMap, grid
-from overt.data import features
+from overt.data import feature_cache
 from overt.data.vocabulary import Vocabulary
-from overt.errors import Damaged
-from overt.recipes import folder as run_folder
-from overt.show.export import load_map, save_map
-from overt.show.sample import Sample, load_gallery, save_gallery
-from overt.supervise.surrogate.kept import Surrogates
-from overt.supervise.surrogate.making import surrogates
-from overt.supervise.surrogate.masks import Grids
+from overt.errors import CorruptFileError
+from overt.experiments import run_folder
+from overt.targets.surrogate.generate import generate_surrogates
+from overt.targets.surrogate.masks import GridMasks
+from overt.targets.surrogate.store import Surrogates
 from overt.train import checkpoint
-from overt.train.checkpoint import State
+from overt.train.checkpoint import TrainState
+from overt.viz.export import load_map, save_map
+from overt.viz.gallery_sample import GallerySample, load_gallery, save_gallery
 from tests import toys as runs
-from tests.data import test_features as cached
-from tests.supervise.surrogate.toys import Planted, Toys
+from tests.data import test_feature_cache as cached
+from tests.targets.surrogate.toys import Planted, Toys
 from tests.train import toys
-from tests.trust import lives
-from tests.trust.mutants import mutate, picture
+from tests.trust import child_process
+from tests.trust.mutants import mutate, snapshot
 
 
 @dataclass(frozen=True)
 class Kind:
-    """An artefact: `write(path, seed)` makes one, `read(path)` gives all its values as bytes."""
+    """An artifact: `write(path, seed)` writes one, `read(path)` returns its values as bytes."""
 
     write: Callable[[Path, int], object]
     read: Callable[[Path], bytes]
 
 
-def of_tensors(tensors: dict[str, torch.Tensor]) -> bytes:
+def tensor_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
     return b"".join(name.encode() + one.numpy().tobytes() for name, one in sorted(tensors.items()))
 
 
 def write_checkpoint(path: Path, seed: int) -> None:
     net, sets = toys.make(seed=seed)
-    state = State("train", seed, step=1)
+    state = TrainState("train", seed, step=1)
     checkpoint.save(path, state, net, {name: one.optimizer for name, one in sets.items()})
 
 
@@ -57,24 +57,24 @@ def read_checkpoint(path: Path) -> bytes:
     optimizers = {name: one.optimizer for name, one in sets.items()}
     state = checkpoint.load(path / "step-000000001", net, optimizers)
     groups = [optimizer.state_dict()["param_groups"] for optimizer in optimizers.values()]
-    return of_tensors(net.state_dict()) + repr((state, groups)).encode()
+    return tensor_bytes(net.state_dict()) + repr((state, groups)).encode()
 
 
 def write_export(path: Path, seed: int) -> None:
     torch.manual_seed(seed)
     words = {"vocabulary.json": {"words": ["a", "b", str(seed)]}}
-    models.SmallCNN(3, width=0.0625).save_pretrained(path / "model", words)
+    nn.SmallCNN(3, width=0.0625).save_pretrained(path / "model", words)
 
 
 def read_export(path: Path) -> bytes:
-    net = models.SmallCNN.from_pretrained(path / "model")
-    words = files.read_json(path / "model/vocabulary.json")
-    return of_tensors(net.state_dict()) + repr((words, net.config())).encode()
+    net = nn.SmallCNN.from_pretrained(path / "model")
+    words = io.read_json(path / "model/vocabulary.json")
+    return tensor_bytes(net.state_dict()) + repr((words, net.config())).encode()
 
 
 def write_surrogates(path: Path, seed: int) -> None:
-    options = {"masks": Grids(4, 2), "shard": 3, "batch": 3}
-    surrogates(Planted(good=5 + seed), Toys(4), path / "surrogates", **options)
+    options = {"masks": GridMasks(4, 2), "shard": 3, "batch": 3}
+    generate_surrogates(Planted(good=5 + seed), Toys(4), path / "surrogates", **options)
 
 
 def read_surrogates(path: Path) -> bytes:
@@ -86,12 +86,14 @@ def read_surrogates(path: Path) -> bytes:
 
 
 def write_features(path: Path, seed: int) -> None:
-    key = features.Key("toy", str(seed), "none", "123")
-    features.build(path / "cache", key, cached.Toy(), cached.encode, shard=5, batch=5)
+    key = feature_cache.FeatureKey("toy", str(seed), "none", "123")
+    feature_cache.build_feature_cache(
+        path / "cache", key, cached.Toy(), cached.encode, shard=5, batch=5
+    )
 
 
 def read_features(path: Path) -> bytes:
-    found = features.FeatureCache(path / "cache")
+    found = feature_cache.FeatureCache(path / "cache")
     found.check()
     ids = tuple(found._at)
     return found.get(ids).numpy().tobytes() + repr((ids, found.key)).encode()
@@ -100,7 +102,9 @@ def read_features(path: Path) -> bytes:
 def write_gallery(path: Path, seed: int) -> None:
     image = np.full((6, 6, 3), 7 + seed, np.uint8)
     cells = np.full((2, 2), 0.25)
-    save_gallery(path / "gallery", [Sample(id=str(seed), image=image, cells=cells, text="a text")])
+    save_gallery(
+        path / "gallery", [GallerySample(id=str(seed), image=image, cells=cells, text="a text")]
+    )
 
 
 def read_gallery(path: Path) -> bytes:
@@ -109,18 +113,18 @@ def read_gallery(path: Path) -> bytes:
 
 
 def write_results(path: Path, seed: int) -> None:
-    results = runs.leave(path / "run", runs.TABLE.rows[0].recipe(), seed)
-    files.write_arrays(path / "run/samples.npz", {"right": np.arange(20) + seed})
+    results = runs.write_run_folder(path / "run", runs.TABLE.rows[0].recipe(), seed)
+    io.write_arrays(path / "run/samples.npz", {"right": np.arange(20) + seed})
     assert results["seed"] == seed
-    files.seal(path / "run", ["results.json", "samples.npz"])
+    io.write_manifest(path / "run", ["results.json", "samples.npz"])
 
 
 def read_results(path: Path) -> bytes:
-    files.verify(path / "run")
-    held = run_folder.look(path / "run")
-    assert held is not None
-    samples = files.read_arrays(path / "run/samples.npz")
-    return repr(held.results).encode() + samples["right"].tobytes()
+    io.verify(path / "run")
+    run = run_folder.read_run(path / "run")
+    assert run is not None
+    samples = io.read_arrays(path / "run/samples.npz")
+    return repr(run.results).encode() + samples["right"].tobytes()
 
 
 def write_words(path: Path, seed: int) -> None:
@@ -134,8 +138,8 @@ def write_map(path: Path, seed: int) -> None:
 
 def read_map(path: Path) -> bytes:
     found = load_map(path / "map.npz")
-    said = (found.keys.spans, found.queries.spans, found.kind, found.form, found.mask)
-    return found.values.numpy().tobytes() + repr(said).encode()
+    attributes = (found.keys.spans, found.queries.spans, found.kind, found.form, found.mask)
+    return found.values.numpy().tobytes() + repr(attributes).encode()
 
 
 KINDS = {
@@ -150,120 +154,126 @@ KINDS = {
     ),
     "map": Kind(write_map, read_map),
 }
-ALONE = {"vocabulary", "map"}  # one file: another whole one in its place cannot be told
+SINGLE_FILES = {"vocabulary", "map"}  # one file: another valid file in its place cannot be detected
 
 
-class Hung(BaseException):
-    """A reader that would wait for ever, as for somebody to write into a pipe."""
+class ReadTimeout(BaseException):
+    """A reader that does not end, for example on a pipe without a writer."""
 
 
-def hung(number: int, frame: object) -> None:
-    raise Hung
+def raise_timeout(number: int, frame: object) -> None:
+    raise ReadTimeout
 
 
-def survey(kind: str, parent: Path, count: int, patience: int) -> dict[str, object]:
-    """Mutate an artefact `count` times: how often it was read with other values, what was raised.
+def mutate_and_read(kind: str, parent: Path, count: int, timeout: int) -> dict[str, object]:
+    """Mutate an artifact `count` times; count reads with other values and collect exceptions.
 
-    Mutations that leave the values alone, such as a new file beside them, may be read.
+    Mutations that do not change the values, such as an additional file, may be read.
     """
-    one, chance = KINDS[kind], random.Random(kind)
+    one, rng = KINDS[kind], random.Random(kind)
     for name, seed in (("true", 0), ("other", 1)):
         (parent / name).mkdir(parents=True)
         one.write(parent / name, seed)
-    wanted = one.read(parent / "true")
-    assert one.read(parent / "other") != wanted
-    before = inside(parent / "true")
+    expected = one.read(parent / "true")
+    assert one.read(parent / "other") != expected
+    before = relative_snapshot(parent / "true")
     silent = made = 0
     raised: set[str] = set()
-    signal.signal(signal.SIGALRM, hung)
+    signal.signal(signal.SIGALRM, raise_timeout)
     mutant = parent / "mutant"
     while made < count:
         shutil.rmtree(mutant, ignore_errors=True)
         shutil.copytree(parent / "true", mutant)
-        change(mutant, parent / "other", chance, alone=kind in ALONE)
-        if inside(mutant) == before:
-            continue  # zeros over zeros
+        change(mutant, parent / "other", rng, single_file=kind in SINGLE_FILES)
+        if relative_snapshot(mutant) == before:
+            continue  # nothing changed
         made += 1
-        signal.alarm(patience)
+        signal.alarm(timeout)
         try:
-            silent += one.read(mutant) != wanted
-        except (Exception, Hung) as error:
+            silent += one.read(mutant) != expected
+        except (Exception, ReadTimeout) as error:
             raised.add(type(error).__name__)
         signal.alarm(0)
     return {"silent": silent, "raised": sorted(raised)}
 
 
-def inside(folder: Path) -> dict[Path, object]:
-    return {path.relative_to(folder): had for path, had in picture(folder).items()}
+def relative_snapshot(folder: Path) -> dict[Path, object]:
+    return {path.relative_to(folder): content for path, content in snapshot(folder).items()}
 
 
-def change(mutant: Path, other: Path, chance: random.Random, alone: bool) -> None:
-    """Any change to a folder of files; to a file alone any change of its bytes."""
-    if not alone:
-        mutate(mutant, other, chance)
+def change(mutant: Path, other: Path, rng: random.Random, single_file: bool) -> None:
+    """Mutate a folder of files, or the bytes of a single file."""
+    if not single_file:
+        mutate(mutant, other, rng)
         return
     (path,) = mutant.iterdir()
     data = bytearray(path.read_bytes())
-    where = chance.randrange(len(data))
-    match chance.randrange(4):
+    position = rng.randrange(len(data))
+    match rng.randrange(4):
         case 0 | 1:
-            data[where] ^= 1 << chance.randrange(8)
+            data[position] ^= 1 << rng.randrange(8)
         case 2:
-            del data[where:]
+            del data[position:]
         case 3:
-            data[where : where + 8] = chance.randbytes(8)
+            data[position : position + 8] = rng.randbytes(8)
     path.write_bytes(data)
 
 
-def forget_checksums() -> None:
-    """Read as most programs do: what the formats accept is taken for good."""
+def disable_checksums() -> None:
+    """Disable all checksums, as in most programs."""
     patch = pytest.MonkeyPatch()
-    for module in (files, features):
+    for module in (io, feature_cache):
         patch.setattr(module, "verify", lambda folder: {})
-    patch.setattr("overt.supervise.surrogate.kept.verify", lambda folder: {})
-    patch.setattr(files, "check", lambda path: None)
-    patch.setattr("overt.data.vocabulary.read_sealed", files.read_json)
+    patch.setattr("overt.targets.surrogate.store.verify", lambda folder: {})
+    patch.setattr(io, "verify_file", lambda path: None)
+    patch.setattr("overt.data.vocabulary.read_checksummed_json", io.read_json)
     patch.setattr("zipfile.ZipExtFile._update_crc", lambda self, data: None)
 
 
-def surveyed(kind: str, parent: Path, count: int, naive: bool) -> dict[str, object]:
-    """The survey in a process of its own, so that a crash is one more thing to be found."""
+def mutate_in_child_process(kind: str, parent: Path, count: int, naive: bool) -> dict[str, object]:
+    """Run the survey in a child process, so that a crash is a result too."""
 
     def work() -> None:
         if naive:
-            forget_checksums()
-        found = survey(kind, parent, count, patience=2 if naive else 120)
+            disable_checksums()
+        found = mutate_and_read(kind, parent, count, timeout=2 if naive else 120)
         (parent / "found.json").write_text(json.dumps(found))
 
     parent.mkdir(parents=True)
-    code = lives.outcome(lives.forked(work))
+    code = child_process.exit_code(child_process.fork(work))
     if code:
         return {"silent": 0, "raised": [f"exit {code}"]}
     return json.loads((parent / "found.json").read_text())
 
 
 @pytest.mark.long
-def test_no_mutated_artefact_is_read_with_other_values(tmp_path, reached, full) -> None:
+def test_no_mutated_artifact_is_read_with_other_values(tmp_path, record_result, full) -> None:
     each = 125 if full else 25
-    found = {kind: surveyed(kind, tmp_path / kind / "ours", each, naive=False) for kind in KINDS}
+    found = {
+        kind: mutate_in_child_process(kind, tmp_path / kind / "ours", each, naive=False)
+        for kind in KINDS
+    }
     assert {kind: one["silent"] for kind, one in found.items()} == dict.fromkeys(KINDS, 0)
-    assert {name for one in found.values() for name in one["raised"]} == {Damaged.__name__}
-    naive = {kind: surveyed(kind, tmp_path / kind / "naive", each, naive=True) for kind in KINDS}
-    fooled = sum(int(str(one["silent"])) for one in naive.values())
+    assert {name for one in found.values() for name in one["raised"]} == {CorruptFileError.__name__}
+    naive = {
+        kind: mutate_in_child_process(kind, tmp_path / kind / "naive", each, naive=True)
+        for kind in KINDS
+    }
+    silent = sum(int(str(one["silent"])) for one in naive.values())
     classes = {name for one in naive.values() for name in one["raised"]}
-    assert fooled > 0 and len(classes) > 1
+    assert silent > 0 and len(classes) > 1
     total = each * len(KINDS)
-    reached(
+    record_result(
         9,
         "1,000 mutations: 0 silent, 0 crash, 0 hang; one exception class",
         f"{total} mutations of {len(KINDS)} kinds ({', '.join(KINDS)}): 0 silent, 0 crash, 0 hang; "
-        f"{Damaged.__name__} alone",
-        f"{fooled} of {total} silent, {len(classes)} classes: {', '.join(sorted(classes))}",
+        f"{CorruptFileError.__name__} alone",
+        f"{silent} of {total} silent, {len(classes)} classes: {', '.join(sorted(classes))}",
     )
 
 
-def test_the_survey_sees_an_artefact_that_was_changed(tmp_path) -> None:
-    """Every kind can be read, two of a kind differ, and its bytes are all that is read."""
+def test_reading_an_artifact_detects_changed_values(tmp_path) -> None:
+    """Every artifact can be read, two of a kind differ, and a copy is equal."""
     for name, kind in KINDS.items():
         for seed in (0, 1):
             (tmp_path / name / str(seed)).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Trust 10: no code path loads pickle, and nothing that is read is run."""
+"""Trust 10: no reader loads pickles or runs code from files."""
 
 import contextlib
 import io
@@ -16,27 +16,27 @@ import pytest
 import torch
 from torch import nn
 
-from overt import files
-from overt.data import features, matlab
+from overt import io as overt_io
+from overt.data import feature_cache, mat_files
 from overt.data.batch import Batch
 from overt.data.vocabulary import Vocabulary
-from overt.errors import BadInput, Damaged
-from overt.models import SmallCNN
-from overt.recipes.opening import locate, open_model
-from overt.show.sample import Sample, load_gallery, save_gallery
-from overt.supervise.surrogate.kept import Surrogates
-from overt.supervise.surrogate.making import surrogates
-from overt.supervise.surrogate.masks import WithoutWords
+from overt.errors import CorruptFileError, UserError
+from overt.inspect.load_model import load_model, locate_model
+from overt.nn import SmallCNN
+from overt.targets.surrogate.generate import generate_surrogates
+from overt.targets.surrogate.masks import RemoveWords
+from overt.targets.surrogate.store import Surrogates
 from overt.train import checkpoint
-from tests.recipes import foreign
-from tests.supervise.surrogate.toys import Planted, Toys
-from tests.trust.dangers import dangers
+from overt.viz.gallery_sample import GallerySample, load_gallery, save_gallery
+from tests.experiments import foreign
+from tests.targets.surrogate.toys import Planted, Toys
 from tests.trust.hostile import Canary, pickles
+from tests.trust.unsafe_calls import find_unsafe_calls
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("overt", "benchmarks", "docs", "examples", ".ci")
 
-PLANTED = [
+UNSAFE_LINES = [
     "torch.load(path)",
     "torch.load(path, weights_only=False)",
     "torch.load(path, weights_only=flag)",
@@ -78,7 +78,7 @@ PLANTED = [
     "shutil.unpack_archive(a, b)",
     "from torch.package import PackageImporter",
 ]
-HARMLESS = [
+SAFE_LINES = [
     "torch.load(path, weights_only=True)",
     "yaml.safe_load(text)",
     "np.load(path, allow_pickle=False)",
@@ -93,50 +93,52 @@ HARMLESS = [
     "cursor.load(path)",
     "'eval(text) is never called'",
 ]
-GREP = re.compile(
+TEXT_SEARCH = re.compile(
     r"torch\.load\((?!.*weights_only=True)|pickle\.load|yaml\.load|\b(eval|exec)\(|shell=True"
     r"|trust_remote_code=True"
 )
 
 
-@pytest.mark.parametrize("line", PLANTED)
-def test_every_dangerous_form_is_found(line: str) -> None:
-    assert dangers(line)
+@pytest.mark.parametrize("line", UNSAFE_LINES)
+def test_unsafe_calls_are_found(line: str) -> None:
+    assert find_unsafe_calls(line)
 
 
-@pytest.mark.parametrize("line", HARMLESS)
-def test_what_only_looks_dangerous_is_not(line: str) -> None:
-    assert dangers(line) == []
+@pytest.mark.parametrize("line", SAFE_LINES)
+def test_safe_calls_are_not_reported(line: str) -> None:
+    assert find_unsafe_calls(line) == []
 
 
-def test_nothing_shipped_runs_what_it_reads(reached: Callable[..., None]) -> None:
-    """By syntax tree; a search for words takes one thing for the other."""
+@pytest.mark.long
+def test_the_source_has_no_unsafe_calls(record_result: Callable[..., None]) -> None:
+    """Search the syntax tree; a text search misses calls and reports harmless ones."""
     sources = [path for part in SHIPPED for path in sorted((ROOT / part).rglob("*.py"))]
-    found = {str(path): dangers(path.read_text()) for path in sources}
+    found = {str(path): find_unsafe_calls(path.read_text()) for path in sources}
     assert len(sources) > 200
     assert {path: lines for path, lines in found.items() if lines} == {}
-    missed = [line for line in PLANTED if not GREP.search(line)]
-    wrong = [line for line in HARMLESS if GREP.search(line)]
+    missed = [line for line in UNSAFE_LINES if not TEXT_SEARCH.search(line)]
+    wrong = [line for line in SAFE_LINES if TEXT_SEARCH.search(line)]
     assert missed and wrong
-    reached(
+    record_result(
         10,
         "0 dangerous calls, by syntax tree",
-        f"0 in {len(sources)} files; {len(PLANTED)} of {len(PLANTED)} planted forms found",
-        f"a search for words misses {len(missed)} of them and flags {len(wrong)} harmless lines",
+        f"0 in {len(sources)} files; "
+        f"{len(UNSAFE_LINES)} of {len(UNSAFE_LINES)} planted forms found",
+        f"a text search misses {len(missed)} of them and flags {len(wrong)} harmless lines",
     )
 
 
-# --- every reader meets a pickle
+# --- a pickle in place of each file
 
 
-class Plain(nn.Module):
+class TinyModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 2)
 
 
-class Four:
-    """A data set of four items."""
+class FourItems:
+    """A dataset of four items."""
 
     name, split = "four", "train"
 
@@ -153,29 +155,31 @@ class Four:
 Read = Callable[[], object]
 
 
-def checkpoints(place: Path) -> tuple[Path, Read]:
-    model = Plain()
+def make_checkpoint(place: Path) -> tuple[Path, Read]:
+    model = TinyModel()
     optimizer = torch.optim.Adam(model.parameters())
     model.layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    state = checkpoint.State("train", 0)
+    state = checkpoint.TrainState("train", 0)
     folder = checkpoint.save(place, state, model, {"model": optimizer})
     return folder, lambda: checkpoint.load(folder, model, {"model": optimizer})
 
 
-def networks(place: Path) -> tuple[Path, Read]:
+def make_model(place: Path) -> tuple[Path, Read]:
     SmallCNN(3, 0.25).save_pretrained(place / "model")
     return place / "model", lambda: SmallCNN.from_pretrained(place / "model")
 
 
-def caches(place: Path) -> tuple[Path, Read]:
-    key = features.Key("toy", "w", "t", "d")
-    features.build(place, key, Four(), lambda batch: torch.ones(len(batch), 2, 3), shard=2)
-    return place / "shard-00000", lambda: features.FeatureCache(place).check()
+def make_cache(place: Path) -> tuple[Path, Read]:
+    key = feature_cache.FeatureKey("toy", "w", "t", "d")
+    feature_cache.build_feature_cache(
+        place, key, FourItems(), lambda batch: torch.ones(len(batch), 2, 3), shard=2
+    )
+    return place / "shard-00000", lambda: feature_cache.FeatureCache(place).check()
 
 
-def targets(place: Path) -> tuple[Path, Read]:
-    surrogates(Planted(), Toys(), place, [WithoutWords()], shard=3, batch=2)
+def make_surrogates(place: Path) -> tuple[Path, Read]:
+    generate_surrogates(Planted(), Toys(), place, [RemoveWords()], shard=3, batch=2)
 
     def read() -> object:
         found = Surrogates(place)
@@ -188,64 +192,66 @@ def targets(place: Path) -> tuple[Path, Read]:
     return place / "shard-00000", read
 
 
-def galleries(place: Path) -> tuple[Path, Read]:
+def make_gallery(place: Path) -> tuple[Path, Read]:
     photo = np.zeros((4, 4, 3), np.uint8)
-    save_gallery(place / "gallery", [Sample("a", photo, text="b", truth="c", prediction="d")])
+    save_gallery(
+        place / "gallery", [GallerySample("a", photo, text="b", truth="c", prediction="d")]
+    )
     return place / "gallery", lambda: load_gallery(place / "gallery")
 
 
-def forge(folder: Path, name: str, data: bytes) -> None:
-    """Put the data in the place of a file and make the manifest right again, as anybody can."""
+def replace_file(folder: Path, name: str, data: bytes) -> None:
+    """Replace a file by the data and write a valid manifest, as an attacker can."""
     new = folder.parent / "forged"
-    with files.writing(new) as inside:
+    with overt_io.atomic_folder(new) as inside:
         for path in folder.rglob("*"):
-            if path.is_file() and path.name not in (files.MANIFEST, name):
+            if path.is_file() and path.name not in (overt_io.MANIFEST, name):
                 target = inside / path.relative_to(folder)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, target)
         (inside / name).write_bytes(data)
     shutil.rmtree(folder)
     new.rename(folder)
-    files.verify(folder)
+    overt_io.verify(folder)
 
 
-KINDS = (checkpoints, networks, caches, targets, galleries)
+KINDS = (make_checkpoint, make_model, make_cache, make_surrogates, make_gallery)
 
 
-def runs(read: Callable[[io.BytesIO], object], data: bytes, mark: Path) -> bool:
-    """Whether reading the data has run what is in it."""
+def reading_runs_code(read: Callable[[io.BytesIO], object], data: bytes, mark: Path) -> bool:
+    """Whether reading the data ran its code."""
     mark.unlink(missing_ok=True)
     with contextlib.suppress(Exception):
         read(io.BytesIO(data))
     return mark.exists()
 
 
-def test_a_pickle_in_the_place_of_any_file_is_refused_and_not_run(
-    tmp_path: Path, reached: Callable[..., None]
+def test_a_pickle_in_place_of_any_file_raises_and_does_not_run(
+    tmp_path: Path, record_result: Callable[..., None]
 ) -> None:
     mark = tmp_path / "was-run"
-    hidden = pickles(mark)
-    turns = itertools.cycle(hidden.values())  # every file meets three wrappings, in turn
+    payloads = pickles(mark)
+    next_payloads = itertools.cycle(payloads.values())  # three formats per file, in turn
     refused = 0
     for number, kind in enumerate(KINDS):
         folder, read = kind(tmp_path / str(number))
-        read()  # it is whole
-        whole = Path(shutil.copytree(folder, tmp_path / f"{number}-whole"))
-        names = [path.name for path in whole.iterdir() if path.name != files.MANIFEST]
+        read()  # it is intact
+        intact = Path(shutil.copytree(folder, tmp_path / f"{number}-whole"))
+        names = [path.name for path in intact.iterdir() if path.name != overt_io.MANIFEST]
         for name in names:
-            for data in itertools.islice(turns, 3):
+            for data in itertools.islice(next_payloads, 3):
                 shutil.rmtree(folder)
-                shutil.copytree(whole, folder)
-                forge(folder, name, data)
-                with pytest.raises((Damaged, BadInput), match=str(tmp_path)):
+                shutil.copytree(intact, folder)
+                replace_file(folder, name, data)
+                with pytest.raises((CorruptFileError, UserError), match=str(tmp_path)):
                     read()
                 refused += 1
-    for data in hidden.values():
+    for data in payloads.values():
         (tmp_path / "a.mat").write_bytes(data)
-        with pytest.raises(Damaged):
-            matlab.read_arrays(tmp_path / "a.mat", {"X": matlab.Wanted((2, 2))})
+        with pytest.raises(CorruptFileError):
+            mat_files.read_arrays(tmp_path / "a.mat", {"X": mat_files.ArraySpec((2, 2))})
         (tmp_path / "a.json").write_bytes(data)
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptFileError):
             Vocabulary.load(tmp_path / "a.json")
         refused += 2
     assert not mark.exists() and refused > 60
@@ -255,13 +261,15 @@ def test_a_pickle_in_the_place_of_any_file_is_refused_and_not_run(
         lambda stream: np.load(stream, allow_pickle=True)["a"],
         lambda stream: torch.load(stream, weights_only=False),
     ]
-    naive = sum(any(runs(read, data, mark) for read in readers) for data in hidden.values())
-    assert naive == len(hidden)
-    reached(
+    naive = sum(
+        any(reading_runs_code(read, data, mark) for read in readers) for data in payloads.values()
+    )
+    assert naive == len(payloads)
+    record_result(
         10,
         "0 pickles run",
-        f"0 of {refused} run, all refused in a sentence",
-        f"loaders of pickle, torch and NumPy run {naive} of {len(hidden)} wrappings",
+        f"0 of {refused} run, all raise one line",
+        f"loaders of pickle, torch and NumPy run {naive} of {len(payloads)} file formats",
     )
 
 
@@ -277,7 +285,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_code(folder: Path, mark: Path) -> None:
-    """Python files that leave a mark, and settings in every place that could name them."""
+    """Write Python files that create a file when run, and every setting that can refer to them."""
     for name in CODE.split():
         (folder / name).write_text(
             f"open({str(mark)!r}, 'w').close()\n"
@@ -294,24 +302,24 @@ def with_code(folder: Path, mark: Path) -> None:
         "AutoImageProcessor": "processing_own.P",
     }
     for name in ("config.json", "tokenizer_config.json"):
-        change(folder / name, auto_map=autos)
+        update_json(folder / name, auto_map=autos)
     (folder / "preprocessor_config.json").write_text(json.dumps({"auto_map": autos}))
     (folder / "processor_config.json").write_text(json.dumps({"auto_map": autos}))
 
 
-def change(path: Path, **values: Any) -> None:
-    held = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**held, **values}))
+def update_json(path: Path, **values: Any) -> None:
+    values_in_file = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**values_in_file, **values}))
 
 
 def unknown_type(folder: Path, mark: Path) -> None:
     with_code(folder, mark)
-    change(folder / "config.json", model_type="own", architectures=["M"])
+    update_json(folder / "config.json", model_type="own", architectures=["M"])
 
 
 def only_tokenizer(folder: Path, mark: Path) -> None:
     with_code(folder, mark)
-    change(folder / "tokenizer_config.json", tokenizer_class="T")
+    update_json(folder / "tokenizer_config.json", tokenizer_class="T")
 
 
 def pickled(folder: Path, mark: Path) -> None:
@@ -341,21 +349,28 @@ def parts_elsewhere(folder: Path, mark: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def kernel_in_a_table(folder: Path, mark: Path) -> None:
+    update_json(folder / "config.json", attn_implementation={"": "kernels-community/x"})
+
+
 def foreign_kernel(folder: Path, mark: Path) -> None:
-    change(folder / "config.json", _attn_implementation="somebody/kernel")
-    change(folder / "config.json", attn_implementation="somebody/kernel:run")
+    update_json(folder / "config.json", _attn_implementation="somebody/kernel")
+    update_json(folder / "config.json", attn_implementation="somebody/kernel:run")
 
 
 def template_with_code(folder: Path, mark: Path) -> None:
     trap = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os }}"
     (folder / "chat_template.jinja").write_text(trap)
-    change(folder / "tokenizer_config.json", chat_template=trap)
+    update_json(folder / "tokenizer_config.json", chat_template=trap)
 
 
 def timm_elsewhere(folder: Path, mark: Path) -> None:
     torch.save({"state_dict": Canary(mark)}, folder / "other.pth")
-    own = {"architecture": "vit_tiny_patch16_224", "model_args": {"checkpoint_path": "other.pth"}}
-    (folder / "config.json").write_text(json.dumps(own))
+    config = {
+        "architecture": "vit_tiny_patch16_224",
+        "model_args": {"checkpoint_path": "other.pth"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def timm_from_the_hub(folder: Path, mark: Path) -> None:
@@ -368,55 +383,55 @@ def timm_from_a_folder(folder: Path, mark: Path) -> None:
 
 ATTACKS = [
     *(with_code, unknown_type, only_tokenizer, pickled, pickled_beside, pickled_in_disguise),
-    *(pickled_parts, parts_elsewhere, foreign_kernel, template_with_code),
+    *(pickled_parts, parts_elsewhere, foreign_kernel, kernel_in_a_table, template_with_code),
     *(timm_elsewhere, timm_from_the_hub, timm_from_a_folder),
 ]
 REFUSED = [
     *(unknown_type, pickled, pickled_in_disguise, pickled_parts, parts_elsewhere),
-    *(foreign_kernel, timm_elsewhere, timm_from_the_hub, timm_from_a_folder),
+    *(foreign_kernel, kernel_in_a_table, timm_elsewhere, timm_from_the_hub, timm_from_a_folder),
 ]
 
 
-def test_no_code_of_a_model_folder_is_run(
-    bert: Path, tmp_path: Path, reached: Callable[..., None]
+def test_code_in_a_model_folder_never_runs(
+    bert: Path, tmp_path: Path, record_result: Callable[..., None]
 ) -> None:
-    """Refused in a sentence that names the folder, or opened without running anything."""
-    mark, opened, told = tmp_path / "was-run", [], {}
+    """Each folder raises with its name, or loads without running code."""
+    mark, opened, messages = tmp_path / "was-run", [], {}
     for attack in ATTACKS:
         folder = Path(shutil.copytree(bert, tmp_path / attack.__name__ / "bert"))
         attack(folder, mark)
         try:
-            subject = open_model(locate(str(folder)))
-        except (BadInput, Damaged) as problem:
-            told[attack] = str(problem)
+            subject = load_model(locate_model(str(folder)))
+        except (UserError, CorruptFileError) as problem:
+            messages[attack] = str(problem)
         else:
             assert type(subject.model).__module__.startswith("transformers.models.bert")
             opened.append(attack)
         assert not mark.exists(), attack.__name__
-    assert list(told) == REFUSED
-    assert all(one.__name__ in said and "\n" not in said for one, said in told.items())
-    naive = naively(bert, tmp_path / "naive", mark)
+    assert list(messages) == REFUSED
+    assert all(one.__name__ in message and "\n" not in message for one, message in messages.items())
+    naive = run_attacks_naively(bert, tmp_path / "naive", mark)
     assert naive
-    reached(
+    record_result(
         10,
-        "no code of a model folder is ever run",
-        f"0 of {len(ATTACKS)} attacks ran: {len(told)} refused, {len(opened)} opened as data",
-        f"{len(naive)} run by loading with trust, or without safetensors: {', '.join(naive)}",
+        "code in a model folder never runs",
+        f"0 of {len(ATTACKS)} attacks ran: {len(messages)} rejected, {len(opened)} loaded as data",
+        f"{len(naive)} run with trust_remote_code or without safetensors: {', '.join(naive)}",
     )
 
 
-def naively(bert: Path, place: Path, mark: Path) -> list[str]:
-    """The attacks that succeed where a folder is trusted."""
+def run_attacks_naively(bert: Path, place: Path, mark: Path) -> list[str]:
+    """Return the attacks that succeed with trusting loaders."""
     import transformers
 
-    def trusting(folder: Path) -> None:
+    def load_with_trust(folder: Path) -> None:
         transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 
-    def unpickling(folder: Path) -> None:
+    def load_pickle(folder: Path) -> None:
         torch.load(folder / "pytorch_model.bin", weights_only=False)
 
     found = []
-    for attack, read in ((only_tokenizer, trusting), (pickled, unpickling)):
+    for attack, read in ((only_tokenizer, load_with_trust), (pickled, load_pickle)):
         folder = Path(shutil.copytree(bert, place / attack.__name__))
         attack(folder, mark)
         mark.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Trust 12: whatever a name says, a file lands inside its root or is refused."""
+"""Trust 12: archive members, listed names and requests stay inside their root folder."""
 
 import contextlib
 import io
@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from overt import files
+from overt import io as overt_io
 from overt.data.download import extract, safe_join
-from overt.data.photos import Entry, PhotoSet
-from overt.errors import BadInput, Damaged
-from overt.serve.app import make
-from overt.serve.shelf import Shelf, offer
-from tests.serve.conftest import write_run
+from overt.data.photo_dataset import PhotoDataset, PhotoEntry
+from overt.errors import CorruptFileError, UserError
+from overt.inspect.server.app import create_app
+from overt.inspect.server.model_cache import ModelCache, find_models
+from tests.inspect.server.conftest import write_run
 
 ESCAPES = [
     "../outside",
@@ -57,7 +57,7 @@ def in_zip(path: Path, name: str) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("good", b"1")
         archive.writestr(zipfile.ZipInfo(name.replace("\0", "@")), b"2")
-    if "\0" in name:  # zipfile itself would cut the name
+    if "\0" in name:  # zipfile would truncate the name
         data = path.read_bytes().replace(name.replace("\0", "@").encode(), name.encode())
         path.write_bytes(data)
 
@@ -71,7 +71,7 @@ def in_tar(path: Path, name: str) -> None:
 
 
 def as_link(path: Path, name: str) -> None:
-    """A link that leads out, and then a file through it."""
+    """A link to the parent folder, and a file through the link."""
     with tarfile.open(path, "w") as archive:
         link = tarfile.TarInfo("way")
         link.type, link.linkname = tarfile.SYMTYPE, ".."
@@ -102,8 +102,8 @@ def as_device(path: Path, name: str) -> None:
         archive.addfile(pipe)
 
 
-def naive(archive: Path, root: Path) -> None:
-    """The loop that zip-slip was named after: names are joined, and links are made."""
+def extract_naively(archive: Path, root: Path) -> None:
+    """Extract with joined names and with links, which allows zip slip."""
     root.mkdir()
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened:
@@ -116,53 +116,57 @@ def naive(archive: Path, root: Path) -> None:
         opened_tar.extractall(root, filter="fully_trusted")
 
 
-def outside(place: Path, before: set[str]) -> set[str]:
-    """What has come to lie beside the root, or is a link that leads out of it."""
+def files_outside(place: Path, before: set[str]) -> set[str]:
+    """Return new files outside the root, and links."""
     now = {str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir()}
     return {name for name in now - before if not name.startswith("deep/inside/")} | {
         str(path) for path in place.rglob("*") if path.is_symlink()
     }
 
 
-def test_no_archive_writes_outside_its_root(tmp_path: Path, reached: Callable[..., None]) -> None:
+def test_no_archive_writes_outside_its_root(
+    tmp_path: Path, record_result: Callable[..., None]
+) -> None:
     cases: list[tuple[Callable[[Path, str], None], str]]
     cases = [(kind, name) for name in HOSTILE for kind in (in_zip, in_tar)]
     cases += [(kind, "") for kind in (as_link, as_hard_link, as_zipped_link, as_device)]
     refused, inside, escaped = 0, 0, 0
     for number, (kind, name) in enumerate(cases):
-        for unpack in (extract, naive):
+        for unpack in (extract, extract_naively):
             place = tmp_path / f"{number}-{unpack.__name__}"
             (place / "deep").mkdir(parents=True)
             (place / "secret").write_text("secret")
-            # an absolute name would leave the folder of this test: it is brought back into it
-            absolute = name.startswith("/") and unpack is naive
+            # an absolute name would leave the folder of this test: use one inside it
+            absolute = name.startswith("/") and unpack is extract_naively
             kind(place / "archive", f"{place}/abs" if absolute else name)
             before = {"archive", "secret"}
-            if unpack is naive:
+            if unpack is extract_naively:
                 with contextlib.suppress(Exception):
-                    naive(place / "archive", place / "deep/inside")
-                escaped += bool(outside(place, before))
+                    extract_naively(place / "archive", place / "deep/inside")
+                escaped += bool(files_outside(place, before))
                 continue
             try:
                 extract(place / "archive", place / "deep/inside")
                 inside += 1
                 assert name in ENCODED
-            except (BadInput, Damaged) as problem:
+            except (UserError, CorruptFileError) as problem:
                 refused += 1
-                told = str(problem)
-                assert "archive" in told and "\n" not in told
+                message = str(problem)
+                assert "archive" in message and "\n" not in message
                 assert not (place / "deep/inside").exists()
-            assert outside(place, before) == set(), name
+            assert files_outside(place, before) == set(), name
             assert (place / "secret").read_text() == "secret"
     assert refused >= 2 * len(ESCAPES) + 4 and escaped > 5
-    reached(
+    record_result(
         12,
-        "archives: inside the root or refused",
-        f"{refused} refused and {inside} inside of {len(cases)}; 0 outside",
-        f"joining names, and tarfile with trust, leave {escaped} of {len(cases)} outside",
+        "archives: inside the root or rejected",
+        f"{refused} rejected and {inside} inside of {len(cases)}; 0 outside",
+        "joined names, and tarfile without its data filter, write "
+        f"{escaped} of {len(cases)} outside",
     )
 
 
+@pytest.mark.long
 @settings(max_examples=500)
 @given(
     st.lists(
@@ -171,11 +175,11 @@ def test_no_archive_writes_outside_its_root(tmp_path: Path, reached: Callable[..
         max_size=8,
     ).map("".join)
 )
-def test_any_name_is_joined_inside_or_refused(name: str) -> None:
+def test_safe_join_stays_inside_the_root_or_raises(name: str) -> None:
     root = Path("/srv/root")
     try:
         found = safe_join(root, name)
-    except BadInput:
+    except UserError:
         return
     assert Path(os.path.normpath(found)).is_relative_to(root) and found != root
 
@@ -183,29 +187,31 @@ def test_any_name_is_joined_inside_or_refused(name: str) -> None:
 # --- names in lists, tables and manifests
 
 
-def from_entry(folder: Path, name: str) -> object:
-    return PhotoSet("own", "all", folder, [Entry(name, 0)], ("a",), (8, 8))
+def read_photo_entry(folder: Path, name: str) -> object:
+    return PhotoDataset("own", "all", folder, [PhotoEntry(name, 0)], ("a",), (8, 8))
 
 
-def from_manifest(folder: Path, name: str) -> object:
-    made = folder / "sealed"
-    made.mkdir()
+def verify_manifest(folder: Path, name: str) -> object:
+    folder_with_manifest = folder / "sealed"
+    folder_with_manifest.mkdir()
     body = {"format": 1, "closed": False, "files": {name: {"size": 6, "sha256": SECRET}}}
-    (made / files.MANIFEST).write_text(files._render(body))
-    return files.verify(made)
+    (folder_with_manifest / overt_io.MANIFEST).write_text(overt_io._manifest_text(body))
+    return overt_io.verify(folder_with_manifest)
 
 
 SECRET = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
-READERS = (from_entry, from_manifest)
+READERS = (read_photo_entry, verify_manifest)
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_no_list_names_a_file_outside(tmp_path: Path, read: Callable[[Path, str], object]) -> None:
+def test_names_outside_the_root_raise_in_lists_and_manifests(
+    tmp_path: Path, read: Callable[[Path, str], object]
+) -> None:
     (tmp_path / "outside").write_text("secret")
     for number, name in enumerate(ESCAPES):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with pytest.raises((Damaged, BadInput)):
+        with pytest.raises((CorruptFileError, UserError)):
             read(folder, name)
 
 
@@ -216,24 +222,31 @@ def test_no_list_names_a_file_outside(tmp_path: Path, read: Callable[[Path, str]
 def client(tmp_path: Path) -> Iterator[TestClient]:
     write_run(tmp_path / "runs/soft")
     (tmp_path / "secret").write_text("secret words")
-    app = make(Shelf(offer([str(tmp_path / "runs/soft")])))
+    app = create_app(ModelCache(find_models([str(tmp_path / "runs/soft")])))
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as opened:
         yield opened
 
 
-ASKED = [*HOSTILE, "secret", "../secret", "..%2fsecret", "model/config.json", "etc/passwd"]
-PLACES = ("/", "/api/", "/api/models/", "/static/", "/runs/soft/")
+REQUESTED_NAMES = [
+    *HOSTILE,
+    "secret",
+    "../secret",
+    "..%2fsecret",
+    "model/config.json",
+    "etc/passwd",
+]
+PREFIXES = ("/", "/api/", "/api/models/", "/static/", "/runs/soft/")
 
 
 @pytest.fixture
-def usual(tmp_path: Path) -> Iterator[TestClient]:
-    """A server that joins what is asked for to its root, as short ones do."""
+def naive_client(tmp_path: Path) -> Iterator[TestClient]:
+    """A server that joins the requested path to its root."""
     root = tmp_path / "runs"
     root.mkdir(exist_ok=True)
     app = FastAPI()
 
     @app.get("/{name:path}")
-    def give(name: str) -> PlainTextResponse:
+    def read_file(name: str) -> PlainTextResponse:
         path = root / name.removeprefix("static/")
         if not path.is_file():
             return PlainTextResponse("not here", 404)
@@ -243,10 +256,10 @@ def usual(tmp_path: Path) -> Iterator[TestClient]:
         yield opened
 
 
-def answers(client: TestClient) -> Iterator[Response]:
-    """What a server says to every address that the client itself does not refuse."""
-    for name in ASKED:
-        for place in PLACES:
+def responses(client: TestClient) -> Iterator[Response]:
+    """Yield the response to every address that the client accepts."""
+    for name in REQUESTED_NAMES:
+        for place in PREFIXES:
             try:
                 found = client.get(f"{place}{name}")
             except Exception:
@@ -254,35 +267,35 @@ def answers(client: TestClient) -> Iterator[Response]:
             yield found
 
 
-def gives_away(answer: Response) -> bool:
-    """Whether there is a file in it that is none of the server's business."""
-    return "secret words" in answer.text or "root:x:" in answer.text
+def contains_secret(response: Response) -> bool:
+    """Whether the response contains a file outside the root."""
+    return "secret words" in response.text or "root:x:" in response.text
 
 
-def test_no_request_reaches_a_file(
-    client: TestClient, usual: TestClient, reached: Callable[..., None]
+def test_requests_never_return_a_file(
+    client: TestClient, naive_client: TestClient, record_result: Callable[..., None]
 ) -> None:
-    """The server has no route to a file at all; whatever is asked for, none is handed out."""
-    found = list(answers(client))
-    shown = [one for one in found if one.status_code == 200]  # names that amount to its own pages
-    assert {one.url.path for one in shown} <= {"/", "/api/models"}
-    assert {one.status_code for one in found if one not in shown} <= {400, 404, 405}
-    assert not any(map(gives_away, found))
-    asked, addresses = len(found), list(answers(usual))
-    for name in ASKED:
+    """The server has no route to files, so no request returns one."""
+    found = list(responses(client))
+    pages = [one for one in found if one.status_code == 200]  # names that resolve to its pages
+    assert {one.url.path for one in pages} <= {"/", "/api/models"}
+    assert {one.status_code for one in found if one not in pages} <= {400, 404, 405}
+    assert not any(map(contains_secret, found))
+    request_count, naive_responses = len(found), list(responses(naive_client))
+    for name in REQUESTED_NAMES:
         for query in ({"model": name}, {"model": f"soft/../{name}"}):
-            answer = client.get("/api/examples", params=query)
-            asked += 1
-            assert answer.status_code in (400, 422) and set(answer.json()) == {"error"}
+            response = client.get("/api/examples", params=query)
+            request_count += 1
+            assert response.status_code in (400, 422) and set(response.json()) == {"error"}
         body = {"model": name, "text": "a", "picture": name}
-        answer = client.post("/api/ask", json=body)
-        asked += 1
-        assert answer.status_code in (400, 422) and "\n" not in answer.json()["error"]
-    naive = sum(map(gives_away, addresses))
-    assert asked > 150 and naive > 0
-    reached(
+        response = client.post("/api/ask", json=body)
+        request_count += 1
+        assert response.status_code in (400, 422) and "\n" not in response.json()["error"]
+    naive = sum(map(contains_secret, naive_responses))
+    assert request_count > 150 and naive > 0
+    record_result(
         12,
         "requests: no file outside the root",
-        f"0 of {asked} reached a file",
-        f"joining names to the root hands one out at {naive} of {len(addresses)} addresses",
+        f"0 of {request_count} returned a file",
+        f"joining names to the root returns one at {naive} of {len(naive_responses)} addresses",
     )

@@ -1,4 +1,4 @@
-"""Trust 13: a broken shard stops the work and is named; skipping is asked for, and counted."""
+"""Trust 13: broken shards raise with their name; skipping is opt-in and counted."""
 
 import base64
 import hashlib
@@ -16,34 +16,34 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from overt import files
-from overt.data import cifar, sets, stl10
+from overt import io
+from overt.data import catalog, cifar, stl10
 from overt.data.batch import Batch
-from overt.data.bottomup import BottomUp
-from overt.data.features import FeatureCache, Key, build
-from overt.data.photos import Entry, PhotoSet
-from overt.data.skipping import readable
-from overt.errors import BadInput, Damaged
-from overt.recipes.opening import locate, open_model
-from overt.supervise.surrogate.kept import Surrogates
-from overt.supervise.surrogate.making import surrogates
-from overt.supervise.surrogate.masks import WithoutWords
-from tests.recipes import foreign
-from tests.supervise.surrogate.toys import Planted, Toys
+from overt.data.bottom_up import BottomUpFeatures
+from overt.data.feature_cache import FeatureCache, FeatureKey, build_feature_cache
+from overt.data.photo_dataset import PhotoDataset, PhotoEntry
+from overt.data.skip_corrupt import skip_corrupt_items
+from overt.errors import CorruptFileError, UserError
+from overt.inspect.load_model import load_model, locate_model
+from overt.targets.surrogate.generate import generate_surrogates
+from overt.targets.surrogate.masks import RemoveWords
+from overt.targets.surrogate.store import Surrogates
+from tests.experiments import foreign
+from tests.targets.surrogate.toys import Planted, Toys
 
 Fault = Callable[[Path, Path], None]
 
 
 @dataclass(frozen=True)
 class Store:
-    """A kind of data in shards: made in a folder, whose first two shards and reader it gives."""
+    """A sharded store: `make` returns two shards, `read` verifies, `naive` does not."""
 
     make: Callable[[Path], tuple[Path, Path]]
     read: Callable[[Path], object]
     naive: Callable[[Path], object]
 
 
-# --- faults; each is done to the second of two shards
+# --- faults, applied to the second of two shards
 
 
 def truncated(first: Path, second: Path) -> None:
@@ -68,7 +68,7 @@ def duplicated(first: Path, second: Path) -> None:
 
 
 def not_a_number(first: Path, second: Path) -> None:
-    """One number of the shard, and a manifest that says that it belongs there."""
+    """Replace one number of the shard by NaN and write a valid manifest."""
     path = _file(second)
     if path.suffix == ".tsv":
         lines = path.read_bytes().splitlines()
@@ -82,16 +82,16 @@ def not_a_number(first: Path, second: Path) -> None:
     values = np.load(path)
     values[1] = np.nan
     copy = Path(shutil.copytree(second, second.parent.parent / "copy"))
-    with files.writing(second) as inside:
+    with io.atomic_folder(second) as inside:
         for old in copy.iterdir():
-            if old.name != files.MANIFEST:
+            if old.name != io.MANIFEST:
                 shutil.copy(old, inside / old.name)
         np.save(inside / path.name, values)
     shutil.rmtree(copy)
 
 
 def _file(shard: Path) -> Path:
-    """The file of a shard that holds its numbers."""
+    """Return the file of a shard with its numbers."""
     if shard.is_file():
         return shard
     return next(shard / name for name in ("features.npy", "map-0.npy") if (shard / name).exists())
@@ -118,12 +118,12 @@ def make_cache(place: Path) -> tuple[Path, Path]:
         assert batch.labels is not None
         return batch.labels[:, None, None].float() + torch.zeros(1, 4, 8)
 
-    build(place, Key("toy", "w", "t", "d"), Items(), encode, shard=4, batch=2)
+    build_feature_cache(place, FeatureKey("toy", "w", "t", "d"), Items(), encode, shard=4, batch=2)
     return place / "shard-00000", place / "shard-00001"
 
 
 def make_surrogates(place: Path) -> tuple[Path, Path]:
-    surrogates(Planted(), Toys(), place, [WithoutWords()], shard=3, batch=2)
+    generate_surrogates(Planted(), Toys(), place, [RemoveWords()], shard=3, batch=2)
     return place / "shard-00000", place / "shard-00001"
 
 
@@ -133,41 +133,41 @@ def read_surrogates(place: Path) -> object:
 
 
 def make_cifar(place: Path) -> tuple[Path, Path]:
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     folder = place / cifar.CIFAR10_FOLDER
     folder.mkdir(parents=True)
     for stem in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        records = dice.integers(0, 256, (8, 3073), dtype=np.uint8)
+        records = rng.integers(0, 256, (8, 3073), dtype=np.uint8)
         records[:, 0] %= 10
         (folder / f"{stem}.bin").write_bytes(records.tobytes())
     return folder / "data_batch_2.bin", folder / "data_batch_3.bin"
 
 
-def published(place: Path) -> sets.DataSet:
-    """CIFAR-10 as if these files were the official ones, with their sizes and checksums."""
-    official = sets.find("cifar10")
-    stated = []
+def local_catalog_entry(place: Path) -> catalog.DatasetEntry:
+    """Return the CIFAR-10 entry with the sizes and checksums of these files."""
+    official = catalog.find_dataset("cifar10")
+    local_files = []
     for file in official.files:
         data = (place / file.path).read_bytes()
         mark = f"sha1:{hashlib.sha1(data).hexdigest()}"
-        stated.append(replace(file, size=len(data), checksum=mark, look=None))
-    return replace(official, files=tuple(stated), archive=None)
+        local_files.append(replace(file, size=len(data), checksum=mark, check=None))
+    return replace(official, files=tuple(local_files), archive=None)
 
 
 def read_cifar(place: Path) -> object:
-    """Open the set, take its digest as a run does, and have `overt data check` look at it."""
+    """Open the dataset, compute its digest as a run does, and check its files."""
     data = cifar.Cifar10(place, "train+val", records=8, validation=4)
     data.digest()
-    chosen = OFFICIAL[place.parent.name]
+    entry = OFFICIAL[place.parent.name]
     problems = [
-        line for file in chosen.files for line in sets._check_file(place / file.path, file, chosen)
+        line for file in entry.files for line in catalog._check_file(place / file.path, file, entry)
     ]
     if problems:
-        raise Damaged(problems[0])
+        raise CorruptFileError(problems[0])
     return data.batch(range(len(data)))
 
 
-OFFICIAL: dict[str, sets.DataSet] = {}
+OFFICIAL: dict[str, catalog.DatasetEntry] = {}
 
 
 def make_regions(place: Path) -> tuple[Path, Path]:
@@ -183,15 +183,15 @@ def make_regions(place: Path) -> tuple[Path, Path]:
 
 
 def read_regions(place: Path) -> object:
-    return BottomUp(place).get(range(6)).features
+    return BottomUpFeatures(place).get(range(6)).features
 
 
 def make_stl(place: Path) -> tuple[Path, Path]:
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     folder = place / stl10.FOLDER
     folder.mkdir(parents=True)
     for part, count in (("test", 3), ("train", 4)):
-        pixels = dice.integers(0, 256, (count, stl10.PIXELS), dtype=np.uint8)
+        pixels = rng.integers(0, 256, (count, stl10.PIXELS), dtype=np.uint8)
         (folder / f"{part}_X.bin").write_bytes(pixels.tobytes())
         (folder / f"{part}_y.bin").write_bytes(bytes(range(1, count + 1)))
     return folder / "test_X.bin", folder / "train_X.bin"
@@ -204,8 +204,8 @@ def read_stl(place: Path) -> object:
     ]
 
 
-def whole_files(pattern: str, kind: str) -> Callable[[Path], object]:
-    """A reader that takes what lies there, as scripts do."""
+def naive_files(pattern: str, kind: str) -> Callable[[Path], object]:
+    """Return a reader that concatenates all files without verification."""
 
     def read(place: Path) -> object:
         found = [np.fromfile(path, kind) for path in sorted(place.rglob(pattern))]
@@ -214,14 +214,14 @@ def whole_files(pattern: str, kind: str) -> Callable[[Path], object]:
     return read
 
 
-def whole_arrays(name: str) -> Callable[[Path], object]:
+def naive_arrays(name: str) -> Callable[[Path], object]:
     def read(place: Path) -> object:
         return [np.load(path) for path in sorted(place.rglob(name))]
 
     return read
 
 
-def whole_lines(place: Path) -> object:
+def naive_lines(place: Path) -> object:
     found = {}
     for path in sorted(place.glob("*.tsv")):
         for line in path.read_text().splitlines():
@@ -233,15 +233,15 @@ def whole_lines(place: Path) -> object:
 
 STORES = {
     "feature cache": Store(
-        make_cache, lambda place: FeatureCache(place).check(), whole_arrays("features.npy")
+        make_cache, lambda place: FeatureCache(place).check(), naive_arrays("features.npy")
     ),
-    "surrogates": Store(make_surrogates, read_surrogates, whole_arrays("map-0.npy")),
-    "CIFAR-10": Store(make_cifar, read_cifar, whole_files("data_batch_*.bin", "u1")),
-    "regions": Store(make_regions, read_regions, whole_lines),
-    "STL-10": Store(make_stl, read_stl, whole_files("*_X.bin", "u1")),
+    "surrogates": Store(make_surrogates, read_surrogates, naive_arrays("map-0.npy")),
+    "CIFAR-10": Store(make_cifar, read_cifar, naive_files("data_batch_*.bin", "u1")),
+    "regions": Store(make_regions, read_regions, naive_lines),
+    "STL-10": Store(make_stl, read_stl, naive_files("*_X.bin", "u1")),
 }
 FAULTS: tuple[Fault, ...] = (truncated, missing, swapped, duplicated, not_a_number)
-# bytes are never NaN; lines that say whose they are may stand in any file
+# bytes are never NaN; lines with ids can be in any file
 NO_SUCH_FAULT = {
     ("CIFAR-10", not_a_number),
     ("STL-10", not_a_number),
@@ -249,8 +249,9 @@ NO_SUCH_FAULT = {
 }
 
 
-def test_a_broken_shard_stops_the_work_and_is_named(
-    tmp_path: Path, reached: Callable[..., None]
+@pytest.mark.long
+def test_a_broken_shard_raises_with_its_name_and_index(
+    tmp_path: Path, record_result: Callable[..., None]
 ) -> None:
     stopped, silent, cases = 0, 0, 0
     for number, (name, store) in enumerate(STORES.items()):
@@ -261,17 +262,17 @@ def test_a_broken_shard_stops_the_work_and_is_named(
             place.parent.mkdir()
             first, second = store.make(place)
             if name == "CIFAR-10":
-                OFFICIAL[place.parent.name] = published(place)
+                OFFICIAL[place.parent.name] = local_catalog_entry(place)
             store.read(place)
             fault(first, second)
             cases += 1
-            with pytest.raises((Damaged, BadInput)) as caught:
+            with pytest.raises((CorruptFileError, UserError)) as caught:
                 store.read(place)
-            told = str(caught.value)
-            assert "\n" not in told
-            named = [first.name, second.name, *([str(place)] if fault is missing else [])]
-            assert any(one in told for one in named), (name, fault.__name__, told)
-            assert re.search(r"\d", told.replace(str(tmp_path), "")), told  # an index
+            message = str(caught.value)
+            assert "\n" not in message
+            accepted_names = [first.name, second.name, *([str(place)] if fault is missing else [])]
+            assert any(one in message for one in accepted_names), (name, fault.__name__, message)
+            assert re.search(r"\d", message.replace(str(tmp_path), "")), message  # the index
             stopped += 1
             try:
                 store.naive(place)
@@ -279,72 +280,73 @@ def test_a_broken_shard_stops_the_work_and_is_named(
             except (OSError, ValueError, EOFError, IndexError):
                 pass
     assert stopped == cases > 18 and silent > cases // 2
-    reached(
+    record_result(
         13,
-        "truncated, missing, swapped, duplicated, NaN: stop, name file and index",
-        f"{stopped} of {cases} stopped and named, over {len(STORES)} kinds of store",
-        f"reading what is there takes {silent} of {cases} without a word",
+        "truncated, missing, swapped, duplicated, NaN: error with file and index",
+        f"{stopped} of {cases} raise with the name, over {len(STORES)} kinds of store",
+        f"reading without checks accepts {silent} of {cases} without an error",
     )
 
 
-def test_shards_of_a_model_that_are_missing_or_cut_off_are_named(tmp_path: Path) -> None:
+def test_missing_or_truncated_model_shards_raise_with_their_name(tmp_path: Path) -> None:
     folder = foreign.bert(tmp_path / "bert")
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(weights)
     parts = {"part-1.safetensors": names[::2], "part-2.safetensors": names[1::2]}
-    for part, of_part in parts.items():
-        save_file({one: weights[one] for one in of_part}, folder / part, {"format": "pt"})
-    where = {one: part for part, of_part in parts.items() for one in of_part}
-    index = {"metadata": {"total_size": 1}, "weight_map": where}
+    for part, part_names in parts.items():
+        save_file({one: weights[one] for one in part_names}, folder / part, {"format": "pt"})
+    part_by_weight = {one: part for part, part_names in parts.items() for one in part_names}
+    index = {"metadata": {"total_size": 1}, "weight_map": part_by_weight}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert open_model(locate(str(folder))).notes == ()
+    assert load_model(locate_model(str(folder))).notes == ()
     second = folder / "part-2.safetensors"
     data = second.read_bytes()
     second.write_bytes(data[: len(data) // 2])
-    with pytest.raises(Damaged, match="bert"):
-        open_model(locate(str(folder)))
+    with pytest.raises(CorruptFileError, match="bert"):
+        load_model(locate_model(str(folder)))
     second.unlink()
-    with pytest.raises(BadInput, match=r"part-2\.safetensors"):
-        open_model(locate(str(folder)))
+    with pytest.raises(UserError, match=r"part-2\.safetensors"):
+        load_model(locate_model(str(folder)))
 
 
-def test_skipping_is_asked_for_counted_and_reported(
-    tmp_path: Path, reached: Callable[..., None]
+def test_skipping_is_opt_in_counted_and_reported(
+    tmp_path: Path, record_result: Callable[..., None]
 ) -> None:
     for number in range(40):
         Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
     for number in (7, 30):
         data = (tmp_path / f"{number}.png").read_bytes()
         (tmp_path / f"{number}.png").write_bytes(data[:50])
-    entries = [Entry(f"{number}.png", 0) for number in range(40)]
-    photos = PhotoSet("own", "all", tmp_path, entries, ("photo",), (8, 8))
-    with pytest.raises(Damaged, match=r"7\.png"):  # unasked it stops
+    entries = [PhotoEntry(f"{number}.png", 0) for number in range(40)]
+    photos = PhotoDataset("own", "all", tmp_path, entries, ("photo",), (8, 8))
+    with pytest.raises(CorruptFileError, match=r"7\.png"):  # without skipping it raises
         [photos.batch([number]) for number in range(40)]
-    said: list[str] = []
-    some = readable(photos, said.append)
-    assert [one.index for one in some.skipped] == [7, 30] and len(some) == 38
-    assert said[-1] == "2 of 40 items of own all were passed over." and len(said) == 3
-    assert some.digest() != photos.digest()
-    with warnings.catch_warnings(record=True) as told:
+    messages: list[str] = []
+    remaining = skip_corrupt_items(photos, messages.append)
+    assert [one.index for one in remaining.skipped] == [7, 30] and len(remaining) == 38
+    assert messages[-1] == "2 of 40 items of own all were skipped." and len(messages) == 3
+    assert remaining.digest() != photos.digest()
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        left = those_that_open(photos)
-    lost = len(photos) - len(left)
-    assert lost == 2 and told == []
-    reached(
+        loaded = load_ignoring_errors(photos)
+    lost = len(photos) - len(loaded)
+    assert lost == 2 and caught_warnings == []
+    record_result(
         13,
-        "skipping only when asked, counted and reported",
-        f"{len(some.skipped)} of {len(photos)} passed over, {len(said) - 1} named, 1 count told",
-        f"`except: continue` loses {lost} of {len(photos)} without a word",
+        "skipping is opt-in, counted and reported",
+        f"{len(remaining.skipped)} of {len(photos)} skipped, {len(messages) - 1} listed, "
+        "1 count reported",
+        f"`except: continue` loses {lost} of {len(photos)} without an error",
     )
 
 
-def those_that_open(photos: PhotoSet) -> list[Batch]:
-    """What a loader keeps that goes on whatever happens."""
-    left = []
+def load_ignoring_errors(photos: PhotoDataset) -> list[Batch]:
+    """Load all samples and ignore every exception."""
+    loaded = []
     for number in range(len(photos)):
         try:
-            left.append(photos.batch([number]))
+            loaded.append(photos.batch([number]))
         except Exception:
             continue
-    return left
+    return loaded

@@ -1,4 +1,4 @@
-"""Trust 14: whatever is typed or lies in a file, there is an answer or one sentence."""
+"""Trust 14: fuzzed command lines, settings and run files succeed or fail with one line."""
 
 import argparse
 import dataclasses
@@ -18,25 +18,26 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
-from overt import files
-from overt.errors import BadInput, Damaged
-from overt.recipes import folder, recipes, settings
+from overt import io as overt_io
+from overt.errors import CorruptFileError, UserError
+from overt.experiments import run_folder, settings
+from overt.papers.catalog import recipes
 from tests import toys
-from tests.serve.conftest import write_run
-from tests.test_bad_input import check_sentence, ended, leave_run, use_toys
-from tests.trust.hostile import mutated
+from tests.inspect.server.conftest import write_run
+from tests.test_bad_input import check_error_line, run_command, use_toys, write_toy_run
+from tests.trust.hostile import mutate_bytes
 
 REAL = recipes()
 KEYS = sorted({key for make in REAL.values() for key in settings.flatten(make())})
-LIMIT = 600  # seconds, on however busy a machine, in which any command line here has an end
+TIMEOUT = 600  # seconds for one command line, also on a busy machine
 
 COMMANDS = "run table list demo report doctor look serve measure data check prepare".split()
 FLAGS = """--out --seed --device --data --set --rows --seeds --resume --json --version --help -h
     --out=a --x --repair --layer --head --query --map --host --port --limit --measures --portion
     --compare --maps --over --list""".split()
-THINGS = """toy toys toy-files plain all cifar10 none -- soft soft/model photo.png file . a b/c run
-    0 -1 3 999999999999 cpu cuda:9 = raw rollout 127.0.0.1 hf:no/model timm:none ../x /etc/passwd
-    photo.png/x nan 1e999""".split()
+ARGUMENTS = """toy toys toy-files plain all cifar10 none -- soft soft/model photo.png file . a b/c
+    run 0 -1 3 999999999999 cpu cuda:9 = raw rollout 127.0.0.1 hf:no/model timm:none ../x
+    /etc/passwd photo.png/x nan 1e999""".split()
 VALUES = st.one_of(
     st.text(max_size=8),
     st.floats().map(str),
@@ -46,7 +47,7 @@ VALUES = st.one_of(
 WORDS = st.one_of(
     st.sampled_from(COMMANDS),
     st.sampled_from(FLAGS),
-    st.sampled_from(THINGS),
+    st.sampled_from(ARGUMENTS),
     st.builds("{}={}".format, st.sampled_from([*settings.flatten(toys.toy()), "x.y"]), VALUES),
     st.text(max_size=12),
     st.binary(max_size=6).map(lambda raw: raw.decode("utf-8", "surrogateescape")),
@@ -60,45 +61,50 @@ LOOKS = st.lists(WORDS, max_size=5).map(lambda line: ["look", "soft", "photo.png
 
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a run, a network, a photo and a file, where nothing is trained or fetched."""
-    from overt.serve.shelf import offer
+    """A folder with a run, a model, a photo and a file; training and downloads are patched."""
+    from overt.inspect.server.model_cache import find_models
 
     place = tmp_path_factory.mktemp("fuzz")
     (place / "file").write_text("mine")
     Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(place / "photo.png")
-    leave_run(place / "run")
+    write_toy_run(place / "run")
     write_run(place / "soft")
     patch = pytest.MonkeyPatch()
     patch.chdir(place)
     use_toys(patch)
 
-    def run(recipe: Any, out: Path, **options: Any) -> dict[str, Any]:
+    def run(recipe: Any, out: Path, build: Any, **options: Any) -> dict[str, Any]:
         return {"recipe": recipe.name, "seed": options["seed"], "ours": {}}
 
-    def measured(*args: Any, **options: Any) -> Any:
-        raise BadInput("nothing is measured here.")
+    def fail_to_measure(*args: Any, **options: Any) -> Any:
+        raise UserError("nothing is measured here.")
 
-    patch.setattr("overt.recipes.running.run", run)
-    patch.setattr("overt.recipes.measuring.run", measured)
-    patch.setattr("overt.serve.running.serve", lambda models, *more: offer(models))
-    patch.setattr("overt.recipes.demo.pick", lambda labels: labels)
-    patch.setattr("overt.recipes.demo.run_demo", lambda *args, **options: [])
-    patch.setattr("overt.data.sets.fetch", lambda root, chosen, on_progress=None: "fetched")
+    patch.setattr("overt.experiments.runner.run", run)
+    patch.setattr("overt.inspect.measure.run_measure", fail_to_measure)
+    patch.setattr(
+        "overt.inspect.server.run_server.serve", lambda models, *more: find_models(models)
+    )
+    patch.setattr("overt.papers.demo.select_rows", lambda labels: labels)
+    patch.setattr("overt.papers.demo.run_demo", lambda *args, **options: [])
+    patch.setattr("overt.papers.demo.comparison_table", lambda out, rows: [])
+    patch.setattr(
+        "overt.data.catalog.download_dataset", lambda root, chosen, on_progress=None: "fetched"
+    )
     yield place
     patch.undo()
 
 
 @contextmanager
-def within(seconds: int) -> Iterator[None]:
-    """A hang is an error and not a wait."""
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise if the block takes longer."""
 
-    def late(number: int, frame: object) -> None:
+    def raise_timeout(number: int, frame: object) -> None:
         raise AssertionError(f"no end within {seconds} s")
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = signal.signal(signal.SIGALRM, late)
+    former = signal.signal(signal.SIGALRM, raise_timeout)
     signal.alarm(seconds)
     try:
         yield
@@ -107,21 +113,21 @@ def within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, former)
 
 
-def judged(line: list[str]) -> int:
-    """The exit code of a line, after all that must hold of it."""
-    with within(LIMIT):
-        code, out, err = ended(line)
+def checked_exit_code(line: list[str]) -> int:
+    """Run a command line, check its output and return its exit code."""
+    with time_limit(TIMEOUT):
+        code, out, err = run_command(line)
     assert code in (0, 2), (line, err)
     assert "Traceback" not in out + err, line
     if code == 2:
-        check_sentence("overt: " + err.rpartition("overt: ")[2])
-    assert Path("file").read_text() == "mine" and files.is_whole(Path("run"))
-    assert files.is_whole(Path("soft/model"))
+        check_error_line("overt: " + err.rpartition("overt: ")[2])
+    assert Path("file").read_text() == "mine" and overt_io.is_intact(Path("run"))
+    assert overt_io.is_intact(Path("soft/model"))
     return code
 
 
-def is_asked(line: list[str]) -> bool:
-    """Whether a line may be run here: completion would change the shell of whoever tests."""
+def is_allowed(line: list[str]) -> bool:
+    """Whether a line may run here: completion would change the shell of the user."""
     return not {"--install-completion", "--show-completion"} & set(line)
 
 
@@ -130,24 +136,24 @@ def fuzz(
     most: int,
     also: Callable[[list[str]], object] = lambda line: None,
 ) -> dict[int, int]:
-    """How often lines end with 0 and with 2; `also` is given each of them too."""
+    """Count lines that exit with 0 and with 2; `also` is called with each line too."""
     codes = {0: 0, 2: 0}
 
     @hypothesis.settings(max_examples=most)
-    @hypothesis.given(lines.filter(is_asked))
+    @hypothesis.given(lines.filter(is_allowed))
     def one(line: list[str]) -> None:
-        codes[judged(line)] += 1
+        codes[checked_exit_code(line)] += 1
         also(line)
 
     one()
     return codes
 
 
-def short_program(line: list[str]) -> bool:
-    """Whether a command line of the usual kind ends otherwise than with 0 or a sentence.
+def naive_program_fails(line: list[str]) -> bool:
+    """Whether a naive program ends with an unexpected exception.
 
-    Options are taken by argparse, settings split at the sign of equality and converted to the kind
-    of what is there, files opened: nothing that a reviewer would stop at.
+    It parses options with argparse, splits settings at `=` and converts them to the type of the
+    current value, and opens files.
     """
     parser = argparse.ArgumentParser(prog="short", exit_on_error=False)
     parser.add_argument("command", choices=COMMANDS)
@@ -157,14 +163,14 @@ def short_program(line: list[str]) -> bool:
     parser.add_argument("--out", type=Path)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            asked, _ = parser.parse_known_args(line)
+            options, _ = parser.parse_known_args(line)
             recipe = toys.toy()
-            for change in (*asked.set, *(word for word in asked.what if "=" in word)):
-                recipe = naively(recipe, change)
-            for name in asked.what[1:] if asked.command == "look" else ():
+            for change in (*options.set, *(word for word in options.what if "=" in word)):
+                recipe = apply_naively(recipe, change)
+            for name in options.what[1:] if options.command == "look" else ():
                 Image.open(name).convert("RGB")
-            if asked.out is not None and asked.command == "run":
-                (asked.out / "results.json").exists()
+            if options.out is not None and options.command == "run":
+                (options.out / "results.json").exists()
     except (SystemExit, argparse.ArgumentError):
         return False
     except Exception:
@@ -172,29 +178,31 @@ def short_program(line: list[str]) -> bool:
     return False
 
 
-def test_a_short_program_does_not_end_so_well() -> None:
-    assert not short_program(["run", "toy", "--seed", "x"])  # argparse has a sentence for it
-    assert not short_program(["list"])
-    assert short_program(["run", "toy", "--set", "train.epochs"])
-    assert short_program(["look", "soft", "no.png"])
+def test_a_naive_program_fails_on_bad_command_lines() -> None:
+    assert not naive_program_fails(["run", "toy", "--seed", "x"])  # argparse reports it
+    assert not naive_program_fails(["list"])
+    assert naive_program_fails(["run", "toy", "--set", "train.epochs"])
+    assert naive_program_fails(["look", "soft", "no.png"])
 
 
-def test_a_few_fuzzed_command_lines(playground: Path) -> None:
+def test_fuzzed_command_lines_exit_with_0_or_2(playground: Path) -> None:
     codes = fuzz(RUNS | LOOKS | LINES, 40)
     assert codes[2] > 10
 
 
 @pytest.mark.long
-def test_a_thousand_fuzzed_command_lines(playground: Path, reached: Callable[..., None]) -> None:
+def test_a_thousand_fuzzed_command_lines_exit_with_0_or_2(
+    playground: Path, record_result: Callable[..., None]
+) -> None:
     count = 1_000
     naive: list[bool] = []
-    codes = fuzz(RUNS | LOOKS | LINES, count, lambda line: naive.append(short_program(line)))
+    codes = fuzz(RUNS | LOOKS | LINES, count, lambda line: naive.append(naive_program_fails(line)))
     assert sum(codes.values()) >= count and codes[2] > count // 4 and codes[0] > 0
     assert sum(naive) > count // 20
-    reached(
+    record_result(
         14,
-        "1,000 command lines: exit 0 or 2 with one sentence, no traceback, no hang",
-        f"{codes[0]} ended with 0 and {codes[2]} with 2 of {sum(codes.values())}",
+        "1,000 command lines: exit 0 or 2 with one line, no traceback, no hang",
+        f"{codes[0]} exit with 0 and {codes[2]} with 2 of {sum(codes.values())}",
         f"argparse, splitting and opening end in a traceback in {sum(naive)}",
     )
 
@@ -202,8 +210,8 @@ def test_a_thousand_fuzzed_command_lines(playground: Path, reached: Callable[...
 # --- recipes
 
 
-def naively(recipe: Any, change: str) -> Any:
-    """What a short program does with KEY=VALUE."""
+def apply_naively(recipe: Any, change: str) -> Any:
+    """Apply KEY=VALUE without checks."""
     key, value = change.split("=")
     section, name = key.split(".")
     part = getattr(recipe, section)
@@ -213,12 +221,16 @@ def naively(recipe: Any, change: str) -> Any:
 
 
 @pytest.mark.long
-def test_a_thousand_fuzzed_settings_of_recipes(reached: Callable[..., None]) -> None:
-    """Refused in a sentence, or a recipe that is the same after being written and read."""
-    told = {"taken": 0, "refused": 0, "raised": 0}
-    known = st.integers(0, 99).map(lambda place: lambda keys: keys[place % len(keys)])
-    wrong = st.sampled_from([*KEYS, "x.y", "train", ""]).map(lambda key: lambda keys: key)
-    change = st.tuples(known | wrong, VALUES | st.sampled_from(["1", "2", "0.5", "none"]))
+def test_a_thousand_fuzzed_settings_apply_or_raise_one_line(
+    record_result: Callable[..., None],
+) -> None:
+    """Settings raise one line, or give a recipe that is equal after writing and reading."""
+    counts = {"taken": 0, "refused": 0, "raised": 0}
+    known_keys = st.integers(0, 99).map(lambda place: lambda keys: keys[place % len(keys)])
+    unknown_keys = st.sampled_from([*KEYS, "x.y", "train", ""]).map(lambda key: lambda keys: key)
+    change = st.tuples(
+        known_keys | unknown_keys, VALUES | st.sampled_from(["1", "2", "0.5", "none"])
+    )
     count = 1_000
 
     @hypothesis.settings(max_examples=count)
@@ -229,76 +241,90 @@ def test_a_thousand_fuzzed_settings_of_recipes(reached: Callable[..., None]) -> 
         changes = [f"{key(keys)}={value}" for key, value in drawn]
         try:
             found = settings.apply(recipe, changes)
-        except BadInput as problem:
-            check_sentence(f"overt: {str(problem).encode('utf-8', 'replace').decode()}.\n")
-            told["refused"] += 1
+        except UserError as problem:
+            check_error_line(f"overt: {str(problem).encode('utf-8', 'replace').decode()}.\n")
+            counts["refused"] += 1
         else:
             written = json.loads(json.dumps(settings.to_json(found), allow_nan=False))
             assert settings.flatten(settings.restore(recipe, written)) == settings.flatten(found)
-            told["taken"] += 1
+            counts["taken"] += 1
         try:
-            naively(recipe, changes[0])
+            apply_naively(recipe, changes[0])
         except Exception:
-            told["raised"] += 1
+            counts["raised"] += 1
 
     one()
-    assert told["refused"] > count // 10 and told["taken"] > 10 and told["raised"] > count // 10
-    reached(
+    assert (
+        counts["refused"] > count // 10 and counts["taken"] > 10 and counts["raised"] > count // 10
+    )
+    record_result(
         14,
-        "1,000 recipes: taken or refused in one sentence",
-        f"{told['taken']} taken and {told['refused']} refused; 0 other exceptions",
-        f"splitting and converting raises other exceptions in {told['raised']}",
+        "1,000 recipes: applied or rejected with one line",
+        f"{counts['taken']} applied and {counts['refused']} rejected; 0 other exceptions",
+        f"splitting and converting raises other exceptions in {counts['raised']}",
     )
 
 
-def test_fuzzed_files_of_a_run(tmp_path: Path, full: bool, reached: Callable[..., None]) -> None:
-    """JSON that was changed, byte by byte or value by value: a sentence, never another exception.
-
-    No YAML is read anywhere.
-    """
-    dice = random.Random(14)
-    leave_run(tmp_path / "run", status="stopped")
+def test_fuzzed_run_files_load_or_raise_one_line(
+    tmp_path: Path, full: bool, record_result: Callable[..., None]
+) -> None:
+    """JSON with changed bytes or values raises one line, never another exception."""
+    rng = random.Random(14)
+    write_toy_run(tmp_path / "run", status="stopped")
     path = tmp_path / "run/results.json"
-    whole = path.read_bytes()
-    value = json.loads(whole)
-    strange: list[Any] = [None, [], {}, "", 0, -1, 1e308, "\0", "../..", [[]], {"a": {}}, True]
+    intact = path.read_bytes()
+    value = json.loads(intact)
+    strange_values: list[Any] = [
+        None,
+        [],
+        {},
+        "",
+        0,
+        -1,
+        1e308,
+        "\0",
+        "../..",
+        [[]],
+        {"a": {}},
+        True,
+    ]
     count = 1_000 if full else 300
     refused = raised = 0
     for number in range(count):
         if number % 2:
-            data = mutated(whole, dice)
+            data = mutate_bytes(intact, rng)
         else:
-            changed = json.loads(whole)
+            changed = json.loads(intact)
             place, keys = changed, []
             while isinstance(place, dict) and place:
-                keys.append(dice.choice(list(place)))
-                if dice.random() < 0.5 or not isinstance(place[keys[-1]], dict):
+                keys.append(rng.choice(list(place)))
+                if rng.random() < 0.5 or not isinstance(place[keys[-1]], dict):
                     break
                 place = place[keys[-1]]
             if keys:
-                place[keys[-1]] = dice.choice(strange)
+                place[keys[-1]] = rng.choice(strange_values)
             data = json.dumps(changed).encode()
         path.write_bytes(data)
         try:
-            folder.claim(tmp_path / "run", toys.toy(), 0, resume=True)
-        except (BadInput, Damaged) as problem:
+            run_folder.check_claim(tmp_path / "run", toys.toy(), 0, resume=True)
+        except (UserError, CorruptFileError) as problem:
             refused += 1
-            told = str(problem)
-            assert "\n" not in told
+            message = str(problem)
+            assert "\n" not in message
         try:
-            held = json.loads(data)
-            assert set(held) >= set(value)
-            settings.restore(toys.toy(), held["settings"])
-        except (BadInput, Damaged):
+            parsed = json.loads(data)
+            assert set(parsed) >= set(value)
+            settings.restore(toys.toy(), parsed["settings"])
+        except (UserError, CorruptFileError):
             pass
         except Exception:
             raised += 1
     assert refused > count // 4 and raised
     with suppress(FileNotFoundError):
         path.unlink()
-    reached(
+    record_result(
         14,
-        "files of a run: taken or refused in one sentence",
-        f"{refused} refused of {count}; 0 other exceptions",
+        "files of a run: applied or rejected with one line",
+        f"{refused} rejected of {count}; 0 other exceptions",
         f"json.load and look-ups raise other exceptions in {raised}",
     )

@@ -1,4 +1,4 @@
-"""Trust 14, further: readers of other people's bytes, fuzzed; `tests/fuzz` does it for longer."""
+"""Trust 14: fuzzed readers of external files; `tests/fuzz` runs longer."""
 
 import io
 import json
@@ -15,28 +15,28 @@ import pytest
 from PIL import Image
 
 from tests.fuzz.targets import TARGETS, clear
-from tests.trust.hostile import mutated
+from tests.trust.hostile import mutate_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _tidy() -> Iterator[None]:
+def _clear_files() -> Iterator[None]:
     yield
     clear()
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_reader_ends_well_whatever_it_is_given(name: str) -> None:
-    target, dice = TARGETS[name], random.Random(0)
+def test_readers_return_or_raise_expected_errors_on_mutated_files(name: str) -> None:
+    target, rng = TARGETS[name], random.Random(0)
     seeds = target.seeds()
     for data in (*seeds, b"", b"\0", b"{}", b"[]", b"\xff" * 64):
         target(data)
     for _ in range(40):
-        target(mutated(dice.choice(seeds), dice))
+        target(mutate_bytes(rng.choice(seeds), rng))
 
 
-def test_a_reader_that_does_not_is_found() -> None:
+def test_an_unexpected_error_is_raised_by_a_target() -> None:
     from tests.fuzz.targets import Target
 
     with pytest.raises(UnicodeDecodeError):
@@ -44,8 +44,10 @@ def test_a_reader_that_does_not_is_found() -> None:
 
 
 @pytest.mark.long
-def test_fuzzing_led_by_coverage_finds_nothing(full: bool, reached: Callable[..., None]) -> None:
-    """Some seconds on what strangers can send; ten minutes on all where that is asked for."""
+def test_coverage_guided_fuzzing_finds_no_failure(
+    full: bool, record_result: Callable[..., None]
+) -> None:
+    """Some seconds on three readers, or ten minutes on all in the full version."""
     names, seconds = (list(TARGETS), 600) if full else (["picture", "archive", "question"], 9)
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.run", *names, "--seconds", str(seconds)],
@@ -56,24 +58,25 @@ def test_fuzzing_led_by_coverage_finds_nothing(full: bool, reached: Callable[...
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert set(told["inputs"]) == set(names) and told["bad"] == []
-    naive = {name: ended_badly(name, 300) for name in USUAL}
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert set(summary["inputs"]) == set(names) and summary["bad"] == []
+    naive = {name: count_failures(name, 300) for name in NAIVE_READERS}
     assert min(naive.values()) > 0
-    reached(
+    record_result(
         14,
-        "readers of other people's bytes, fuzzed: a sentence or a value",
-        f"{len(names)} readers, led by {told['led by']}, {told['seconds']} s: 0 ended badly",
-        "Pillow, zipfile with tarfile, and json with look-ups end badly in "
+        "readers of external files, fuzzed: a value or a one-line error",
+        f"{len(names)} readers, fuzzed with {summary['method']}, "
+        f"{summary['seconds']} s: 0 failures",
+        "Pillow, zipfile with tarfile, and json with look-ups fail in "
         f"{', '.join(map(str, naive.values()))} of 300 mutations each",
     )
 
 
-def usual_picture(data: bytes) -> object:
+def read_image_naively(data: bytes) -> object:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
-def usual_archive(data: bytes) -> object:
+def read_archive_naively(data: bytes) -> object:
     stream = io.BytesIO(data)
     if zipfile.is_zipfile(stream):
         with zipfile.ZipFile(stream) as archive:
@@ -82,25 +85,29 @@ def usual_archive(data: bytes) -> object:
         return [opened.extractfile(one).read() for one in opened if one.isfile()]
 
 
-def usual_question(data: bytes) -> object:
-    asked = json.loads(data)
-    return asked["model"] + asked.get("text", "")
+def read_question_naively(data: bytes) -> object:
+    question = json.loads(data)
+    return question["model"] + question.get("text", "")
 
 
-USUAL = {"picture": usual_picture, "archive": usual_archive, "question": usual_question}
+NAIVE_READERS = {
+    "picture": read_image_naively,
+    "archive": read_archive_naively,
+    "question": read_question_naively,
+}
 
 
-def ended_badly(name: str, count: int) -> int:
-    """How many mutations of whole files end the usual reader of a kind with an exception."""
-    dice, seeds, bad = random.Random(0), TARGETS[name].seeds(), 0
+def count_failures(name: str, count: int) -> int:
+    """Count mutations of valid files that raise in the usual reader."""
+    rng, seeds, failures = random.Random(0), TARGETS[name].seeds(), 0
     for _ in range(count):
         try:
-            USUAL[name](mutated(dice.choice(seeds), dice))
+            NAIVE_READERS[name](mutate_bytes(rng.choice(seeds), rng))
         except Exception:
-            bad += 1
-    return bad
+            failures += 1
+    return failures
 
 
-@pytest.mark.parametrize("name", USUAL)
-def test_the_usual_readers_end_badly(name: str) -> None:
-    assert ended_badly(name, 60) > 0
+@pytest.mark.parametrize("name", NAIVE_READERS)
+def test_naive_readers_raise_on_mutated_files(name: str) -> None:
+    assert count_failures(name, 60) > 0

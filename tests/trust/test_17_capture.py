@@ -1,4 +1,4 @@
-"""Trust 17: what is captured survives recomputation and compiling, and is never silently empty."""
+"""Trust 17: capture with activation checkpointing and torch.compile; empty captures raise."""
 
 import os
 import subprocess
@@ -17,24 +17,30 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from overt.capture import Bias, Unseen, watch
+from overt.capture import Bias, UncapturedAttentionError, watch
 from tests.capture.toys import FusedAttention, Stack, WrittenAttention
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Saving(nn.Module):
-    """Two layers, each behind a checkpoint or not."""
+class CheckpointedModel(nn.Module):
+    """Two layers with or without activation checkpointing."""
 
-    def __init__(self, attention: Callable[[], nn.Module], on: bool, reentrant: bool = False):
+    def __init__(
+        self, attention: Callable[[], nn.Module], checkpointing: bool, reentrant: bool = False
+    ):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList([attention(), attention()]).double()
-        self.on, self.reentrant = on, reentrant
+        self.checkpointing, self.reentrant = checkpointing, reentrant
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            added = checkpoint(layer, x, use_reentrant=self.reentrant) if self.on else layer(x)
+            added = (
+                checkpoint(layer, x, use_reentrant=self.reentrant)
+                if self.checkpointing
+                else layer(x)
+            )
             x = x + added
         return x
 
@@ -44,34 +50,34 @@ def inputs() -> Tensor:
     return torch.randn(2, 6, 16, dtype=torch.float64, generator=dice).requires_grad_()
 
 
-def sharpened(call: Any, weights: Tensor) -> Tensor:
+def square_weights(call: Any, weights: Tensor) -> Tensor:
     squared = weights**2
     return squared / squared.sum(dim=-1, keepdim=True)
 
 
-def towards(call: Any) -> Tensor:
+def bias_values(call: Any) -> Tensor:
     return torch.arange(6.0).double()
 
 
-def gradients(model: Saving, edit: Any, inside: bool) -> Tensor:
-    """All gradients of a loss on the output and on a map, as one vector."""
+def gradients(model: CheckpointedModel, edit: Any, backward_in_context: bool) -> Tensor:
+    """Return all gradients of a loss on the output and on a map, as one vector."""
     x = inputs()
-    with watch(model, edit=edit) as seen:
-        loss = model(x).square().sum() + seen.map(0).weights.square().sum()
-        if inside:
+    with watch(model, edit=edit) as trace:
+        loss = model(x).square().sum() + trace.map(0).weights.square().sum()
+        if backward_in_context:
             loss.backward()
-    if not inside:
+    if not backward_in_context:
         loss.backward()
-    return gathered(model, x)
+    return flat_gradients(model, x)
 
 
-def gathered(model: nn.Module, x: Tensor) -> Tensor:
+def flat_gradients(model: nn.Module, x: Tensor) -> Tensor:
     found = [one.grad for one in (x, *model.parameters()) if one.grad is not None]
     return torch.cat([one.flatten() for one in found])
 
 
-class OnlyAMode(TorchFunctionMode):
-    """An edit that lives in a mode: gone when the backward pass computes the layer again."""
+class ModeEdit(TorchFunctionMode):
+    """An edit in a mode, which does not apply when the backward pass recomputes the layer."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -81,38 +87,45 @@ class OnlyAMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def off(mine: Tensor, theirs: Tensor) -> float:
-    return float((mine - theirs).norm() / theirs.norm())
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
 
 
-def naive_edit(on: bool) -> Tensor:
-    model, x = Saving(FusedAttention, on), inputs()
-    with OnlyAMode():
+def naive_edit(checkpointing: bool) -> Tensor:
+    model, x = CheckpointedModel(FusedAttention, checkpointing), inputs()
+    with ModeEdit():
         loss = model(x).square().sum()
     loss.backward()
-    return gathered(model, x)
+    return flat_gradients(model, x)
 
 
-def test_gradients_are_equal_with_and_without_checkpointing(reached: Callable[..., None]) -> None:
+@pytest.mark.long
+def test_gradients_are_equal_with_and_without_checkpointing(
+    record_result: Callable[..., None],
+) -> None:
     worst, cases = 0.0, 0
     for attention in (FusedAttention, WrittenAttention):
-        for edit in (None, sharpened, Bias(towards)):
-            for inside in (True, False):
-                mine = gradients(Saving(attention, on=True), edit, inside)
-                theirs = gradients(Saving(attention, on=False), edit, inside)
-                worst, cases = max(worst, off(mine, theirs)), cases + 1
-    lost = off(naive_edit(on=True), naive_edit(on=False))
-    assert worst < 1e-6 and lost > 0.05
-    reached(
+        for edit in (None, square_weights, Bias(bias_values)):
+            for backward_in_context in (True, False):
+                found = gradients(
+                    CheckpointedModel(attention, checkpointing=True), edit, backward_in_context
+                )
+                expected = gradients(
+                    CheckpointedModel(attention, checkpointing=False), edit, backward_in_context
+                )
+                worst, cases = max(worst, relative_error(found, expected)), cases + 1
+    naive_error = relative_error(naive_edit(checkpointing=True), naive_edit(checkpointing=False))
+    assert worst < 1e-6 and naive_error > 0.05
+    record_result(
         17,
         "gradients with and without activation checkpointing equal to 1e-6",
         f"{worst:.0e} at most, in {cases} cases",
-        f"an edit in a mode alone is {lost:.0%} off, without an error",
+        f"an edit only in a mode is {naive_error:.0%} off, without an error",
     )
 
 
-def test_reentrant_checkpointing_is_refused() -> None:
-    model = Saving(FusedAttention, on=True, reentrant=True)
+def test_reentrant_checkpointing_raises() -> None:
+    model = CheckpointedModel(FusedAttention, checkpointing=True, reentrant=True)
     with pytest.raises(NotImplementedError, match="use_reentrant=False"), watch(model):
         model(inputs())
 
@@ -126,8 +139,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from overt.capture import watch
 from tests.capture.toys import FusedAttention, Stack
 
-class Keeping(torch.overrides.TorchFunctionMode):
-    "A capture that keeps a list of its own, made anew for every use."
+class ListCapture(torch.overrides.TorchFunctionMode):
+    "A capture with a new list for every use."
     def __init__(self):
         super().__init__()
         self.kept = []
@@ -138,7 +151,7 @@ class Keeping(torch.overrides.TorchFunctionMode):
         return out
 
 x = torch.randn(2, 6, 16)
-for capture in (watch, lambda model: Keeping()):
+for capture in (watch, lambda model: ListCapture()):
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 64
     counter = CompileCounterWithBackend("eager")
@@ -149,25 +162,25 @@ for capture in (watch, lambda model: Keeping()):
             compiled(x)
     print(counter.frame_count)
 
-import tests.trust.test_17_capture as here
-flexible = Stack(here.Flexible(), here.Flexible()).eval()
-with torch.no_grad(), watch(flexible) as seen:
+import tests.trust.test_17_capture as module
+flexible = Stack(module.FlexAttention(), module.FlexAttention()).eval()
+with torch.no_grad(), watch(flexible) as trace:
     flexible(x)
-print(len(seen))
+print(len(trace))
 try:
     with watch(flexible):
         pass
-except here.Unseen:
+except module.UncapturedAttentionError:
     print("raised")
-print(len(here.hooked(flexible, x)))
+print(len(module.capture_with_hooks(flexible, x)))
 """
 
 
 @pytest.mark.long
-def test_twenty_uses_of_a_compiled_model_make_two_graphs_and_flex_is_seen(
-    reached: Callable[..., None],
+def test_twenty_captures_of_a_compiled_model_make_two_graphs(
+    record_result: Callable[..., None],
 ) -> None:
-    """In a process of its own: the shape checks of these tests cannot be compiled."""
+    """Runs in a child process, because the shape checks of the tests cannot be compiled."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
         cwd=ROOT,
@@ -177,36 +190,40 @@ def test_twenty_uses_of_a_compiled_model_make_two_graphs_and_flex_is_seen(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = done.stdout.split()
-    ours, naive = map(int, told[:2])
+    lines = done.stdout.split()
+    ours, naive = map(int, lines[:2])
     assert ours <= 2 < naive
-    assert told[2:] == ["2", "raised", "0"]  # FlexAttention is seen, or said not to be
-    reached(
+    assert lines[2:] == [
+        "2",
+        "raised",
+        "0",
+    ]  # FlexAttention is captured, or the empty capture raises
+    record_result(
         17,
-        "20 uses on a compiled model make at most 2 graphs; empty flex raises",
-        f"{ours} graphs; flex seen, and raised when not called",
+        "20 captures of a compiled model make at most 2 graphs; empty flex raises",
+        f"{ours} graphs; flex captured, and an error when not called",
         f"a mode that keeps a list makes {naive}",
     )
 
 
-# --- never silently empty
+# --- empty captures
 
 
-class Flexible(FusedAttention):
+class FlexAttention(FusedAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of being slow
+            warnings.simplefilter("ignore")  # FlexAttention warns that it is slow
             out = flex_attention(q, k, v)
         assert isinstance(out, Tensor)
         return out.transpose(1, 2).flatten(2)
 
 
 class _Kernel(torch.autograd.Function):
-    """Attention that torch does not see, as a foreign kernel is."""
+    """Attention outside PyTorch, like an external kernel."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -229,7 +246,7 @@ class HiddenAttention(FusedAttention):
 
 
 class OverColumnsAttention(WrittenAttention):
-    """Written out, but the softmax is over the wrong axis: not attention as anybody knows it."""
+    """Explicit attention with the softmax over the wrong axis."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (
@@ -239,8 +256,8 @@ class OverColumnsAttention(WrittenAttention):
         return ((q @ k.mT).softmax(dim=-2) @ v).transpose(1, 2).flatten(2)
 
 
-def hooked(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """What extractors by hooks do: keep what modules called softmax or dropout give."""
+def capture_with_hooks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Collect the outputs of softmax and dropout modules with hooks."""
     found: dict[str, Tensor] = {}
     handles = [
         part.register_forward_hook(lambda m, a, out, name=name: found.update({name: out}))
@@ -254,7 +271,7 @@ def hooked(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def test_an_empty_capture_raises(reached: Callable[..., None]) -> None:
+def test_an_empty_capture_raises(record_result: Callable[..., None]) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     x = torch.randn(2, 6, 16)
     config = transformers.BertConfig(
@@ -265,7 +282,7 @@ def test_an_empty_capture_raises(reached: Callable[..., None]) -> None:
         intermediate_size=16,
     )
     words = torch.tensor([[1, 2, 3, 4]])
-    seen_ways, raised, empty = [], [], []
+    captured, raised, missed_by_hooks = [], [], []
     ways: dict[str, tuple[nn.Module, Tensor]] = {
         "sdpa": (Stack(FusedAttention(), FusedAttention()), x),
         "hand-written": (Stack(WrittenAttention(), WrittenAttention()), x),
@@ -273,30 +290,40 @@ def test_an_empty_capture_raises(reached: Callable[..., None]) -> None:
     for way in ("sdpa", "eager"):
         model = transformers.BertModel._from_config(config, attn_implementation=way)
         ways[f"Hugging Face {way}"] = model, words
-    for way, (model, given) in ways.items():
+    for way, (model, model_input) in ways.items():
         model.eval()
-        with torch.no_grad(), watch(model) as seen:
-            model(given)
-        assert len(seen) == 2 and all(float(call.weights().sum()) > 0 for call in seen), way
-        seen_ways.append(way)
-        if not hooked(model, given):
-            empty.append(way)
-        with pytest.raises(Unseen, match="call it inside the block"), watch(model):
+        with torch.no_grad(), watch(model) as trace:
+            model(model_input)
+        assert len(trace) == 2 and all(float(call.weights().sum()) > 0 for call in trace), way
+        captured.append(way)
+        if not capture_with_hooks(model, model_input):
+            missed_by_hooks.append(way)
+        with (
+            pytest.raises(UncapturedAttentionError, match=r"inside.*watch"),
+            watch(model),
+        ):
             pass
     for kind in (HiddenAttention, OverColumnsAttention):
         model = Stack(kind(), kind()).eval()
-        with pytest.raises(Unseen, match=f"{kind.__name__} attends in a way"), watch(model):
+        with (
+            pytest.raises(UncapturedAttentionError, match=rf"{kind.__name__} .*attention"),
+            watch(model),
+        ):
             model(x)
         raised.append(kind.__name__)
     for plain in (nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 3)):
-        with pytest.raises(Unseen, match="no attention that could be seen"), watch(plain):
+        with (
+            pytest.raises(UncapturedAttentionError, match="has no attention"),
+            watch(plain),
+        ):
             plain(x)
         raised.append("no attention")
-    assert empty
-    reached(
+    assert missed_by_hooks
+    record_result(
         17,
         "an empty capture raises: sdpa, eager, hand-written attention",
-        f"{len(seen_ways)} ways seen; not called: {len(seen_ways)} of {len(seen_ways)} raise; "
-        f"not to be seen: {len(raised)} of {len(raised)} raise",
-        f"hooks on softmax give an empty dictionary in {len(empty)} of {len(seen_ways)}",
+        f"{len(captured)} implementations captured; "
+        f"not called: {len(captured)} of {len(captured)} raise; "
+        f"not capturable: {len(raised)} of {len(raised)} raise",
+        f"hooks on softmax give an empty dictionary in {len(missed_by_hooks)} of {len(captured)}",
     )

@@ -1,4 +1,4 @@
-"""Trust 18: the scripts in examples/ as they are, with two "machines" that are one."""
+"""Trust 18: the scripts in examples/, with two "machines" on one host."""
 
 import os
 import socket
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from overt import files
+from overt import io
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["data.limit=16", "model.width=0.25", "train.steps=2"]
-ASKED = ["scenes-soft", "--device", "cpu", *(word for one in TINY for word in ("--set", one))]
+ARGUMENTS = ["scenes-soft", "--device", "cpu", *(word for one in TINY for word in ("--set", one))]
 
 SRUN = """#!/usr/bin/env bash
-# Starts a command once for every machine of the job, as srun does; all of them are this one.
+# Starts a command once per machine of the job, as srun does, all on this host.
 shift
 for _ in $(seq "$SLURM_NNODES"); do "$@" & started+=($!); done
 for one in "${started[@]}"; do wait "$one" || failed=1; done
@@ -28,28 +28,28 @@ echo 127.0.0.1
 
 
 def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def environment(**more: str) -> dict[str, str]:
-    plain = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
-    return {**os.environ, **plain, **more}
+    common = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    return {**os.environ, **common, **more}
 
 
 @pytest.mark.long
-def test_a_slurm_job_of_two_machines_comes_to_its_end(tmp_path: Path, reached) -> None:
-    """The job script starts the other one on each machine, which is what one does without SLURM."""
+def test_a_slurm_job_on_two_machines_finishes(tmp_path: Path, record_result) -> None:
+    """The job script starts the torchrun script on each machine."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    for attempt in range(5):  # somebody may have taken the port meanwhile
+    for attempt in range(5):  # another process may have taken the port
         out = tmp_path / f"run-{attempt}"
         done = subprocess.run(
-            ["bash", str(ROOT / "examples" / "slurm.sbatch"), *ASKED],
+            ["bash", str(ROOT / "examples" / "slurm.sbatch"), *ARGUMENTS],
             cwd=ROOT,
             env=environment(
                 PATH=f"{tools}:{os.environ['PATH']}",
@@ -70,27 +70,27 @@ def test_a_slurm_job_of_two_machines_comes_to_its_end(tmp_path: Path, reached) -
         if done.returncode == 0:
             break
     assert done.returncode == 0, done.stdout + done.stderr
-    results = files.read_json(out / "results.json")
+    results = io.read_json(out / "results.json")
     assert (results["status"], results["world_size"]) == ("done", 2)
-    files.verify(out)
-    reached(
+    io.verify(out)
+    record_result(
         18,
         "SLURM and torchrun examples were run",
-        "both scripts as they are, two machines with a process each on one host: done",
+        "both scripts unchanged, two machines with one process each on one host: done",
     )
 
 
-def test_the_torchrun_script_says_what_it_needs() -> None:
+def test_the_torchrun_script_exits_with_the_missing_argument() -> None:
     script = str(ROOT / "examples" / "torchrun.sh")
-    bare = {
+    without_variables = {
         name: value for name, value in environment().items() if name not in ("HEAD_NODE", "OUT")
     }
-    for given, told, code in (
-        (bare, "say HEAD_NODE=machine:port", 1),
-        (environment(HEAD_NODE="127.0.0.1:1"), "say OUT=folder", 1),
-        (environment(HEAD_NODE="127.0.0.1:1", OUT="runs/none"), "say which recipe", 2),
+    for variables, message, code in (
+        (without_variables, "HEAD_NODE=machine:port", 1),
+        (environment(HEAD_NODE="127.0.0.1:1"), "set OUT=folder", 1),
+        (environment(HEAD_NODE="127.0.0.1:1", OUT="runs/none"), "a recipe is required", 2),
     ):
         done = subprocess.run(
-            ["bash", script], env=given, capture_output=True, text=True, check=False
+            ["bash", script], env=variables, capture_output=True, text=True, check=False
         )
-        assert told in done.stderr and done.returncode == code
+        assert message in done.stderr and done.returncode == code

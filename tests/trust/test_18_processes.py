@@ -1,4 +1,4 @@
-"""Trust 18: two processes have the gradients and metrics of one, whoever has supervised rows."""
+"""Trust 18: two processes have the same gradients and metrics as one, with uneven supervision."""
 
 import hashlib
 import shutil
@@ -7,17 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from overt import files
-from overt.supervise import Surrogates
-from tests.trust import together
-from tests.trust.together import CASES, SUPERVISED, WRAPPERS, attention_alone, both
+from overt import io
+from overt.targets import Surrogates
+from tests.trust import two_processes
+from tests.trust.two_processes import (
+    CASES,
+    SUPERVISED,
+    WRAPPERS,
+    attention_only,
+    task_and_attention,
+)
 
-OBJECTIVES = (both, attention_alone)
-MARK = 1e-6
+OBJECTIVES = (task_and_attention, attention_only)
+TOLERANCE = 1e-6
 
 
-def apart(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """The length of the difference of two gradients, as a share of the second one's."""
+def relative_error(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """Return the norm of the difference of two gradients, relative to the second."""
     assert set(ours) == set(theirs)
     names = sorted(theirs)
     one, two = (torch.cat([each[n].double().flatten() for n in names]) for each in (ours, theirs))
@@ -26,33 +32,42 @@ def apart(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> flo
 
 
 def read(out: Path, name: str, rank: int) -> dict[str, torch.Tensor]:
-    return files.read_tensors(out / f"{name}-rank-{rank}.safetensors")
+    return io.read_tensors(out / f"{name}-rank-{rank}.safetensors")
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of it in one launch: most of the time goes into starting."""
+    """Run all cases in one launch, because starting takes most of the time."""
     folder = tmp_path_factory.mktemp("two")
     words = [*CASES, "naive", "wrapped", "outside", "shared"]
-    together.done(together.start("tests.trust.together", str(folder), *words))
+    two_processes.wait(two_processes.start("tests.trust.two_processes", str(folder), *words))
     return folder
 
 
 @pytest.mark.long
-def test_two_processes_take_the_step_of_one(out: Path, tmp_path: Path, reached) -> None:
+def test_two_processes_take_the_same_step_as_one(out: Path, tmp_path: Path, record_result) -> None:
     """Uneven supervised rows, a process with none, an uneven last batch, accumulation 1, 2, 4."""
-    alone = {name: together.one_step(case, tmp_path / name) for name, case in CASES.items()}
-    worst = max(apart(read(out, name, rank), alone[name]) for name in CASES for rank in (0, 1))
-    naive = {
-        name: apart(read(out, f"naive-{name}", 0), alone[name]) for name in ("uneven-1", "none-1")
+    single_process = {
+        name: two_processes.one_step(case, tmp_path / name) for name, case in CASES.items()
     }
-    assert worst < MARK < 0.05 < min(naive.values())
-    # and one process does not care how its batch was cut
-    cut = max(
-        apart(alone[f"{name}-{n}"], alone[f"{name}-1"]) for name in SUPERVISED for n in (2, 4)
+    worst = max(
+        relative_error(read(out, name, rank), single_process[name])
+        for name in CASES
+        for rank in (0, 1)
     )
-    assert cut < MARK
-    reached(
+    naive = {
+        name: relative_error(read(out, f"naive-{name}", 0), single_process[name])
+        for name in ("uneven-1", "none-1")
+    }
+    assert worst < TOLERANCE < 0.05 < min(naive.values())
+    # one process does not depend on the size of its micro-batches
+    accumulated = max(
+        relative_error(single_process[f"{name}-{n}"], single_process[f"{name}-1"])
+        for name in SUPERVISED
+        for n in (2, 4)
+    )
+    assert accumulated < TOLERANCE
+    record_result(
         18,
         "gradients to 1e-6 after one step, accumulation 1, 2, 4",
         f"{worst:.0e} at worst in {len(CASES)} cases",
@@ -61,22 +76,28 @@ def test_two_processes_take_the_step_of_one(out: Path, tmp_path: Path, reached) 
 
 
 @pytest.mark.long
-def test_a_loss_inside_the_wrapper_has_the_gradients_of_one_process(out: Path, reached) -> None:
+def test_a_loss_inside_the_wrapper_has_the_same_gradients_as_one_process(
+    out: Path, record_result
+) -> None:
     worst = dict.fromkeys((wrap.__name__ for wrap in WRAPPERS), 0.0)
     for objective in OBJECTIVES:
         for name, supervised in SUPERVISED.items():
-            batch = together.aside_batch(supervised)
-            alone = together.wrapped_gradients(together.adopted(), batch, objective)
+            batch = two_processes.side_batch(supervised)
+            single_process = two_processes.wrapped_gradients(
+                two_processes.wrapped_model(), batch, objective
+            )
             for wrap in worst:
                 found = [read(out, f"{wrap}-{objective.__name__}-{name}", r) for r in (0, 1)]
-                kept = [{n: g for n, g in one.items() if n in alone} for one in found]
-                worst[wrap] = max(worst[wrap], *(apart(one, alone) for one in kept))
-    assert max(worst.values()) < MARK
-    told = files.read_json(out / "outside-rank-0.json")
-    assert "mark a variable ready only once" in told["both-unused"]
-    assert "mark a variable ready only once" in told["attention_alone-unused"]
-    assert "did not receive grad" in told["attention_alone-plain"]
-    reached(
+                common = [{n: g for n, g in one.items() if n in single_process} for one in found]
+                worst[wrap] = max(
+                    worst[wrap], *(relative_error(one, single_process) for one in common)
+                )
+    assert max(worst.values()) < TOLERANCE
+    errors = io.read_json(out / "outside-rank-0.json")
+    assert "mark a variable ready only once" in errors["task_and_attention-unused"]
+    assert "mark a variable ready only once" in errors["attention_only-unused"]
+    assert "did not receive grad" in errors["attention_only-plain"]
+    record_result(
         18,
         "DDP and FSDP, loss on attention inside the wrapped forward: gradients to 1e-6",
         f"{max(worst.values()):.0e} at worst in {len(worst)} wrappers",
@@ -85,39 +106,39 @@ def test_a_loss_inside_the_wrapper_has_the_gradients_of_one_process(out: Path, r
 
 
 @pytest.mark.long
-def test_scorecards_and_surrogates_of_two_processes_are_those_of_one(
-    out: Path, tmp_path: Path, reached, monkeypatch: pytest.MonkeyPatch
+def test_scorecards_and_surrogates_of_two_processes_equal_those_of_one(
+    out: Path, tmp_path: Path, record_result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as in the other processes
-    together.share_out(tmp_path / "one")
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as in the child processes
+    two_processes.run_shared_work(tmp_path / "one")
     ours, theirs = tree(out), tree(tmp_path / "one")
     assert len(ours) > 10 and ours == theirs
     for part in ("scorecard", "surrogates"):
         shutil.copytree(out / part, tmp_path / "half" / part)
-    lost = remove_every_other(tmp_path / "half")
-    together.share_out(tmp_path / "half")  # as after one of the two was killed
-    assert lost > 2 and tree(tmp_path / "half") == ours
-    off = mean_of_means(Surrogates(out / "surrogates"))
-    assert off > 1e-3
-    reached(
+    deleted = remove_every_other(tmp_path / "half")
+    two_processes.run_shared_work(tmp_path / "half")  # as after the kill of one process
+    assert deleted > 2 and tree(tmp_path / "half") == ours
+    error = mean_of_means(Surrogates(out / "surrogates"))
+    assert error > 1e-3
+    record_result(
         18,
         "metrics equal exactly; shared work resumes",
         f"{len(ours)} files of a scorecard and of surrogates with the same bytes, also after "
-        f"{lost} shards were lost",
-        f"a mean of two processes' means: {off:.1%} off",
+        f"{deleted} shards were lost",
+        f"a mean of two processes' means: {error:.1%} off",
     )
 
 
 def mean_of_means(found: Surrogates) -> float:
-    """How far off a score is that each process averages over its own shards, and both over that."""
+    """Return the relative error of the mean of the means of two processes."""
     scores = found.base(found.ids, found.names[0]).exp()
-    turn = torch.arange(len(scores)) // 3 % 2  # shards of three, in turns
-    halves = (scores[turn == 0].mean() + scores[turn == 1].mean()) / 2
+    process = torch.arange(len(scores)) // 3 % 2  # shards of three, alternating
+    halves = (scores[process == 0].mean() + scores[process == 1].mean()) / 2
     return float((halves / scores.mean() - 1).abs())
 
 
 def remove_every_other(folder: Path) -> int:
-    """Take away the shards of the second process."""
+    """Delete the shards of the second process."""
     shards = [*sorted(folder.glob("*/parts/part-*")), *sorted(folder.glob("*/shard-*"))]
     for shard in shards[1::2]:
         shutil.rmtree(shard)
@@ -125,7 +146,7 @@ def remove_every_other(folder: Path) -> int:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """The bytes of everything that was made together, but for clocks and locks."""
+    """Hash the shared files, without clocks and locks."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for part in ("scorecard", "surrogates")

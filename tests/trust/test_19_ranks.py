@@ -1,4 +1,4 @@
-"""Trust 19: a process that dies takes the others along, and the run goes on as if it had not."""
+"""Trust 19: when a process is killed the others exit, and the run resumes exactly."""
 
 import time
 from dataclasses import replace
@@ -7,160 +7,178 @@ from pathlib import Path
 import pytest
 import torch
 
-from overt import files
+from overt import io
 from overt.train import checkpoint
-from tests.train import many
-from tests.trust import together
+from tests.train import distributed_training
+from tests.trust import two_processes
 
-MODULE = "tests.train.many"
+MODULE = "tests.train.distributed_training"
 LAST = Path("checkpoints", "train", "step-000000028")
-KEPT = ("model.safetensors", "model.optimizer.safetensors", "adversary.optimizer.safetensors")
+FILES = ("model.safetensors", "model.optimizer.safetensors", "adversary.optimizer.safetensors")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes that nobody disturbed, one that was poisoned, one that was stopped."""
+def complete_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two processes: one complete, one with a NaN loss, one stopped."""
     out = tmp_path_factory.mktemp("whole")
-    together.done(together.start(MODULE, str(out), "long", "poison", "stop"))
+    two_processes.wait(two_processes.start(MODULE, str(out), "long", "poison", "stop"))
     return out
 
 
-def same_bytes(ours: Path, theirs: Path) -> None:
-    """Weights, optimizers and log of two finished runs."""
-    for name in KEPT:
-        assert files.digest(ours / LAST / name) == files.digest(theirs / LAST / name), name
-    assert (ours / "log.jsonl").read_bytes() == (theirs / "log.jsonl").read_bytes()
+def assert_same_bytes(found: Path, expected: Path) -> None:
+    """Compare weights, optimizers and log of two finished runs."""
+    for name in FILES:
+        assert io.digest(found / LAST / name) == io.digest(expected / LAST / name), name
+    assert (found / "log.jsonl").read_bytes() == (expected / "log.jsonl").read_bytes()
 
 
-def ends(out: Path, case: str, rank: int) -> dict[str, object]:
-    return files.read_json(out / f"{case}-ends" / f"rank-{rank}.json")
+def read_outcome(out: Path, case: str, rank: int) -> dict[str, object]:
+    return io.read_json(out / f"{case}-ends" / f"rank-{rank}.json")
 
 
 @pytest.mark.long
-def test_one_process_is_killed_and_the_other_ends_and_a_restart_is_exact(
-    whole: Path, tmp_path: Path, reached
+def test_after_a_kill_of_one_process_the_other_exits_and_a_restart_is_exact(
+    complete_runs: Path, tmp_path: Path, record_result
 ) -> None:
-    """Nobody looks after these two: the one that is left finds out by itself."""
-    for _ in range(5):  # somebody may have taken the port meanwhile
-        survivor, killed = together.start_apart(MODULE, str(tmp_path), "killed")
+    """There is no launcher: the remaining process has to detect the failure."""
+    for _ in range(5):  # another process may have taken the port
+        survivor, killed = two_processes.start_without_launcher(MODULE, str(tmp_path), "killed")
         killed.communicate(timeout=300)
-        died = time.monotonic()
-        said, _ = survivor.communicate(timeout=300)
-        waited = time.monotonic() - died
-        if "EADDRINUSE" not in said:
+        killed_at = time.monotonic()
+        output, _ = survivor.communicate(timeout=300)
+        waited = time.monotonic() - killed_at
+        if "EADDRINUSE" not in output:
             break
-    assert killed.returncode == -9 and survivor.returncode not in (0, -9), said
+    assert killed.returncode == -9 and survivor.returncode not in (0, -9), output
     assert waited < 60
     assert (tmp_path / "killed" / "checkpoints" / "train" / "step-000000008").is_dir()
-    naive = weights_alone(tmp_path / "killed")
+    naive = train_from_weights_only(tmp_path / "killed")
     (tmp_path / "killed").rename(tmp_path / "long")
-    together.done(together.start(MODULE, str(tmp_path), "long:resume"))
-    same_bytes(tmp_path / "long", whole / "long")
-    expected = files.read_tensors(whole / "long" / LAST / "model.safetensors")
-    moved = max(float((naive[n] - one).abs().max()) for n, one in expected.items())
-    assert moved > 1e-4
-    reached(
+    two_processes.wait(two_processes.start(MODULE, str(tmp_path), "long:resume"))
+    assert_same_bytes(tmp_path / "long", complete_runs / "long")
+    expected = io.read_tensors(complete_runs / "long" / LAST / "model.safetensors")
+    difference = max(float((naive[n] - one).abs().max()) for n, one in expected.items())
+    assert difference > 1e-4
+    record_result(
         19,
-        "one process killed: the other ends, not with 0, within 60 s; the restart is exact",
-        "it does; weights, optimizers and log have the same bytes",
-        f"weights loaded without the rest: up to {moved:.2f} away",
+        "one process killed: the other exits, not with 0, within 60 s; the restart is exact",
+        "as required; weights, optimizers and log have the same bytes",
+        f"only weights loaded: up to {difference:.2f} off",
     )
 
 
-def weights_alone(out: Path) -> dict[str, torch.Tensor]:
-    """How a run ends that takes up the weights of a checkpoint and begins the rest anew."""
-    found, _ = files.newest(out / "checkpoints" / "train", checkpoint.PREFIX)
+def train_from_weights_only(out: Path) -> dict[str, torch.Tensor]:
+    """Train with the weights of a checkpoint, but new optimizers and step counts."""
+    found, _ = io.newest(out / "checkpoints" / "train", checkpoint.PREFIX)
     assert found is not None
-    net = many.Net()
+    net = distributed_training.Net()
     checkpoint.load_model(found, net)
-    own = [p for name, p in net.named_parameters() if not name.startswith("adversary")]
+    main_parameters = [p for name, p in net.named_parameters() if not name.startswith("adversary")]
     sets = {
-        "model": many.ParameterSet(torch.optim.AdamW(own, lr=1e-2, weight_decay=0.1), clip=1.0),
-        "adversary": many.ParameterSet(
+        "model": distributed_training.ParameterSet(
+            torch.optim.AdamW(main_parameters, lr=1e-2, weight_decay=0.1), clip=1.0
+        ),
+        "adversary": distributed_training.ParameterSet(
             torch.optim.SGD(net.adversary.parameters(), lr=1e-2, momentum=0.9)
         ),
     }
-    rest = replace(many.LONG, steps=20)
-    data = many.Numbers(50)
-    many.fit(net, data, many.step, sets, rest, out=out / "naive", seed=0, device="cpu")
+    config = replace(distributed_training.LONG, steps=20)
+    data = distributed_training.Numbers(50)
+    distributed_training.fit(
+        net, data, distributed_training.step, sets, config, out=out / "naive", seed=0, device="cpu"
+    )
     return {name: value.detach() for name, value in net.state_dict().items()}
 
 
 @pytest.mark.long
-def test_torchrun_starts_a_killed_run_again_and_it_goes_on(
-    whole: Path, tmp_path: Path, reached
+def test_torchrun_restarts_a_killed_run_and_it_resumes(
+    complete_runs: Path, tmp_path: Path, record_result
 ) -> None:
     launcher = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
-    started = together.start(MODULE, str(tmp_path), "mortal:elastic", launcher=launcher)
-    together.done(started)
-    same_bytes(tmp_path / "mortal", whole / "long")
-    assert [ends(tmp_path, "mortal", rank)["ended"] for rank in (0, 1)] == ["done 28 200"] * 2
-    once = [*launcher[:-1], "1"]
-    usual = together.start(MODULE, str(tmp_path / "usual"), "mortal", launcher=once)
-    said, _ = usual.communicate(timeout=300)
-    assert usual.returncode != 0 and "already holds checkpoints" in said
-    reached(
+    started = two_processes.start(MODULE, str(tmp_path), "killed-once:elastic", launcher=launcher)
+    two_processes.wait(started)
+    assert_same_bytes(tmp_path / "killed-once", complete_runs / "long")
+    assert [read_outcome(tmp_path, "killed-once", rank)["outcome"] for rank in (0, 1)] == [
+        "done 28 200"
+    ] * 2
+    one_restart = [*launcher[:-1], "1"]
+    naive = two_processes.start(
+        MODULE, str(tmp_path / "usual"), "killed-once", launcher=one_restart
+    )
+    output, _ = naive.communicate(timeout=300)
+    assert naive.returncode != 0 and "already has checkpoints" in output
+    record_result(
         19,
-        "elastic restart: torchrun --max-restarts goes on by itself",
+        "elastic restart: torchrun --max-restarts resumes",
         "killed at step 10, resumed from step 8, same bytes at the end",
-        "a program that does not look for what it left is started again in vain",
+        "a program that does not resume fails again after the restart",
     )
 
 
 @pytest.mark.long
-def test_two_processes_then_one_then_two_end_as_one(whole: Path, tmp_path: Path, reached) -> None:
-    many.run(many.CASES["long"], tmp_path / "alone")
-    (whole / "stop").rename(tmp_path / "stop-first")
-    many.run(many.CASES["stop-first"], tmp_path / "stop-first", resume=True)
-    assert str(ends(tmp_path, "stop-first", 0)["ended"]).startswith("Stopped: stopped at step 10")
+def test_resuming_with_two_one_and_two_processes_equals_one_process(
+    complete_runs: Path, tmp_path: Path, record_result
+) -> None:
+    distributed_training.run(distributed_training.CASES["long"], tmp_path / "alone")
+    (complete_runs / "stop").rename(tmp_path / "stop-first")
+    distributed_training.run(
+        distributed_training.CASES["stop-first"], tmp_path / "stop-first", resume=True
+    )
+    assert str(read_outcome(tmp_path, "stop-first", 0)["outcome"]).startswith(
+        "RunInterrupted: stopped and saved at step 10"
+    )
     (tmp_path / "stop-first").rename(tmp_path / "long")
-    together.done(together.start(MODULE, str(tmp_path), "long:resume"))
-    alone = files.read_tensors(tmp_path / "alone" / LAST / "model.safetensors")
-    found = files.read_tensors(tmp_path / "long" / LAST / "model.safetensors")
-    apart = max(
+    two_processes.wait(two_processes.start(MODULE, str(tmp_path), "long:resume"))
+    single_process = io.read_tensors(tmp_path / "alone" / LAST / "model.safetensors")
+    found = io.read_tensors(tmp_path / "long" / LAST / "model.safetensors")
+    error = max(
         float((found[name] - one).abs().max())
-        for name, one in alone.items()
-        if not name.startswith("norm.")  # batch norm sees the share of its process
+        for name, one in single_process.items()
+        if not name.startswith("norm.")  # batch norm depends on the shard of its process
     )
-    assert apart < 1e-9
-    assert [ends(tmp_path, "long", rank)["ended"] for rank in (0, 1)] == ["done 28 200"] * 2
-    usual = a_batch_a_process(tmp_path / "usual")
-    moved = max(
-        float((usual[n] - one).abs().max()) for n, one in alone.items() if not n.startswith("norm.")
+    assert error < 1e-9
+    assert [read_outcome(tmp_path, "long", rank)["outcome"] for rank in (0, 1)] == [
+        "done 28 200"
+    ] * 2
+    naive = train_with_batch_of_one_process(tmp_path / "usual")
+    difference = max(
+        float((naive[n] - one).abs().max())
+        for n, one in single_process.items()
+        if not n.startswith("norm.")
     )
-    assert moved > 1e-3
-    reached(
+    assert difference > 1e-3
+    record_result(
         19,
         "world size 2, then 1, then 2 loads",
-        f"it does, and ends {apart:.0e} from one process at most",
-        f"a batch of fixed size in each process: one alone ends up to {moved:.2f} away",
+        f"resumed, and ends {error:.0e} from one process at most",
+        f"a batch of fixed size per process: one process ends up to {difference:.2f} off",
     )
 
 
-def a_batch_a_process(out: Path) -> dict[str, torch.Tensor]:
-    """How one process ends where the batch belongs to a process and not to the run."""
-    half = replace(many.LONG, batch=many.LONG.batch // 2)
-    many.run(replace(many.CASES["long"], limits=half), out)
-    found, _ = files.newest(out / "checkpoints" / "train", checkpoint.PREFIX)
+def train_with_batch_of_one_process(out: Path) -> dict[str, torch.Tensor]:
+    """Train one process with the batch size of one process instead of the whole run."""
+    half = replace(distributed_training.LONG, batch=distributed_training.LONG.batch // 2)
+    distributed_training.run(replace(distributed_training.CASES["long"], config=half), out)
+    found, _ = io.newest(out / "checkpoints" / "train", checkpoint.PREFIX)
     assert found is not None
-    return files.read_tensors(found / "model.safetensors")
+    return io.read_tensors(found / "model.safetensors")
 
 
 @pytest.mark.long
-def test_a_number_that_is_none_on_one_process_stops_all_at_once(
-    whole: Path, tmp_path: Path, reached
+def test_a_non_finite_loss_on_one_process_stops_all_processes(
+    complete_runs: Path, tmp_path: Path, record_result
 ) -> None:
-    first, second = (ends(whole, "poison", rank) for rank in (0, 1))
-    assert first["ended"] == second["ended"]
-    assert str(first["ended"]).startswith("Failed: loss adversary/guess")
-    assert first["same"] and second["same"]  # no weight has moved since
-    assert not (whole / "poison" / "checkpoints").exists()
-    together.done(together.start("tests.trust.together", str(tmp_path), "poisoned"))
-    finite = [files.read_json(tmp_path / f"poisoned-rank-{n}.json")["finite"] for n in (0, 1)]
+    first, second = (read_outcome(complete_runs, "poison", rank) for rank in (0, 1))
+    assert first["outcome"] == second["outcome"]
+    assert str(first["outcome"]).startswith("RunError: loss adversary/guess")
+    assert first["weights_unchanged"] and second["weights_unchanged"]  # the weights did not change
+    assert not (complete_runs / "poison" / "checkpoints").exists()
+    two_processes.wait(two_processes.start("tests.trust.two_processes", str(tmp_path), "poisoned"))
+    finite = [io.read_json(tmp_path / f"poisoned-rank-{n}.json")["finite"] for n in (0, 1)]
     assert finite == [False, True]
-    reached(
+    record_result(
         15,
         "not finite on one process: all stop together, nothing saved",
-        "both stop at the same step with the same sentence, weights as before it",
-        "each looks at its own loss: the healthy one steps, and its weights are no numbers",
+        "both stop at the same step with the same error, weights unchanged",
+        "each process checks only its loss: the other one steps to NaN weights",
     )

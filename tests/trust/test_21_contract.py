@@ -1,29 +1,29 @@
-"""Trust 21: a public contract for attention modules, kept by ours and told by broken ones."""
+"""Trust 21: the checks of attention modules pass for all modules and fail for broken ones."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from overt.testing import attending, check_attention_module, examine_attention_module
+from overt.testing import attention_checks, check_attention_module, examine_attention_module
 from overt.testing.attention import CHECKS, NAMES
-from tests.testing.broken import BROKEN, Honest
-from tests.testing.shipped import APART, FACES
-from tests.testing.shipped import attending as attending_classes
+from tests.testing.attention_modules import EXCLUDED, MODULES, attention_classes
+from tests.testing.broken import BROKEN, CorrectAttention
 
 TESTS = Path(__file__).resolve().parents[1]
-QUICK = tuple(check for check in CHECKS if check not in attending.SLOW)
+QUICK = tuple(check for check in CHECKS if check not in attention_checks.SLOW_CHECKS)
 
 
 @pytest.fixture(autouse=True)
-def _as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes in signatures are not checked for users, and a compiler would trip over it."""
+def _without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable shape checks, as for users; the compiler does not support them."""
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
 
 
-def test_every_attention_module_shipped_keeps_every_promise(reached, full):
-    kept = 0
-    for name, face in FACES.items():
+@pytest.mark.long
+def test_every_attention_module_passes_every_check(record_result, full):
+    passed = 0
+    for name, face in MODULES.items():
         torch.manual_seed(0)
         checks = CHECKS if full else QUICK
         exempt = {one: why for one, why in face.exempt.items() if full or one in _names(QUICK)}
@@ -31,21 +31,21 @@ def test_every_attention_module_shipped_keeps_every_promise(reached, full):
             face.make(), face.attend, face.sizes, exempt=exempt, checks=checks
         )
         assert len(report.passed) + len(report.exempt) == len(checks), name
-        kept += len(report.passed)
-    excused = sum(len(face.exempt) for face in FACES.values())
-    reached(
+        passed += len(report.passed)
+    exempted = sum(len(face.exempt) for face in MODULES.values())
+    record_result(
         21,
-        "25 checks or more, kept by every module shipped",
-        f"{len(CHECKS)} checks on {len(FACES)} modules, all kept but for {excused} that do not "
+        "at least 25 checks, passed by every module",
+        f"{len(CHECKS)} checks on {len(MODULES)} modules, all passed except {exempted} that do not "
         "apply, each with its reason",
     )
 
 
 @pytest.mark.long
-def test_every_attention_module_shipped_compiles_and_exports():
-    for name, face in FACES.items():
+def test_every_attention_module_compiles_and_exports():
+    for name, face in MODULES.items():
         torch.manual_seed(0)
-        checks = attending.SLOW
+        checks = attention_checks.SLOW_CHECKS
         exempt = {one: why for one, why in face.exempt.items() if one in _names(checks)}
         report = examine_attention_module(
             face.make(), face.attend, face.sizes, exempt=exempt, checks=checks
@@ -53,42 +53,42 @@ def test_every_attention_module_shipped_compiles_and_exports():
         assert not report.failed, f"{name}: {report}"
 
 
-def test_no_attention_module_is_forgotten():
-    """A new class that attends is asked here, or is a model whose own test asks it."""
-    asked = {type(face.make()).__name__ for face in FACES.values()}
+def test_every_attention_module_is_checked():
+    """Every attention class is checked here, or is a model that is checked in its tests."""
+    checked = {type(face.make()).__name__ for face in MODULES.values()}
     models = "\n".join(
         text
         for text in (path.read_text() for path in TESTS.rglob("test_*.py"))
         if "check_model(" in text or "check_decoder(" in text
     )
-    found = list(attending_classes())
-    forgotten = [
+    found = list(attention_classes())
+    unchecked = [
         f"{one.place}: {one.name}"
         for one in found
-        if not (one.name in asked or one.name in APART or (one.model and one.name in models))
+        if not (one.name in checked or one.name in EXCLUDED or (one.model and one.name in models))
     ]
-    assert forgotten == [], "attend, and no contract is asked of them"
+    assert unchecked == [], "attention modules without checks"
     names = {one.name for one in found}
-    assert {"SoftAttention", "HardAttention", "WordAttention", "SelfAttention"} <= names
-    assert names >= set(APART), "reasons for classes that are gone"
+    assert {"SoftAttention", "HardAttention", "WordAttention", "BertSelfAttention"} <= names
+    assert names >= set(EXCLUDED), "reasons for removed classes"
 
 
 @pytest.mark.long
-def test_for_every_promise_a_module_that_breaks_it_and_no_other(reached, full):
+def test_each_broken_module_fails_exactly_its_check(record_result, full):
     assert tuple(BROKEN) == NAMES
-    told = 0
+    found = 0
     for name, broken in BROKEN.items():
         torch.manual_seed(0)
-        own = tuple(check for check in CHECKS if check in QUICK or check.__name__ == name)
-        report = examine_attention_module(broken(), checks=CHECKS if full else own)
+        checks = tuple(check for check in CHECKS if check in QUICK or check.__name__ == name)
+        report = examine_attention_module(broken(), checks=CHECKS if full else checks)
         assert list(report.failed) == [name], f"{broken.__name__}: {report}"
-        told += 1
+        found += 1
     torch.manual_seed(0)
-    assert not examine_attention_module(Honest()).failed
-    reached(
+    assert not examine_attention_module(CorrectAttention()).failed
+    record_result(
         21,
         "two broken modules fail",
-        f"{told} of {len(BROKEN)} broken modules found, each by the check of its promise alone",
+        f"{found} of {len(BROKEN)} broken modules found, each only by its check",
     )
 
 

@@ -1,1 +1,1 @@
-"""A procedural world of things and questions whose deciding evidence is known by intervention."""
+"""A synthetic world of scenes and questions whose deciding evidence is known by intervention."""

@@ -1,7 +1,7 @@
-"""Five true captions a scene, each in a construction of its own, phrases tied to their things.
+"""Five true captions per scene, one per construction, with phrases linked to things.
 
-The meaning of a caption is kept beside its words (`claims`), so that it can be checked against any
-scene: the one it was made for, and the one it must not fit.
+The meaning of a caption is kept beside its words (`claims`), so that it can be tested on any
+scene: the one it was made for, and a negative that it must not fit.
 """
 
 from __future__ import annotations
@@ -14,40 +14,30 @@ import torch
 from numpy.typing import NDArray
 
 from overt.data.batch import Batch
+from overt.data.scenes.caption_templates import Construction, GroundedPiece, Piece, fill_template
 from overt.data.scenes.claims import Claim
-from overt.data.scenes.constructions import Construction, Linked, Piece, express
-from overt.data.scenes.language import vocabulary
 from overt.data.scenes.proposals import COUNT, Proposals
 from overt.data.scenes.questions import Description
-from overt.data.scenes.render import check_size
-from overt.data.scenes.views import (
-    PROBES,
-    Kept,
-    check,
-    drawn,
-    fingerprint,
-    framed,
-    grounding,
-    link,
-    pictures,
-    room_for,
-    rows,
+from overt.data.scenes.view_dataset import (
+    GroundedView,
+    encode_texts,
+    link_regions,
+    render_with_proposals,
 )
-from overt.data.scenes.world import Dice, Scene, key, scene
+from overt.data.scenes.world import Dice, Scene, scene_rng
 from overt.data.vocabulary import tokenize
-from overt.errors import BadInput
-from overt.geometry import PixelGeometry
+from overt.errors import UserError
 
-STREAM = 10  # the purpose of captions in `world.key`
-REGIONS = 11  # and that of the proposals beside them
-CAPTIONS = len(Construction)
+STREAM = 10  # purpose of captions in `world.scene_rng`
+REGIONS = 11  # purpose of the proposals
+CAPTIONS_PER_SCENE = len(Construction)
 
 
 @dataclass(frozen=True, slots=True)
-class Phrase:
-    """Words start_word..end_word-1 speak of these things; of none where they name the background.
+class CaptionPhrase:
+    """Words start_word..end_word-1 refer to these things; to none if they describe the background.
 
-    `what` is the description the phrase gives, empty where it gives none ("six things").
+    `what` is the description in the phrase, empty if there is none ("six things").
     """
 
     start_word: int
@@ -57,74 +47,93 @@ class Phrase:
 
 
 @dataclass(frozen=True, slots=True)
-class Caption:
-    """A sentence, its words with the characters of each, its phrases, and what it claims."""
+class SceneCaption:
+    """A sentence, its words with the characters of each, its phrases, and its claims."""
 
     text: str
     words: tuple[str, ...]
     spans: tuple[tuple[int, int], ...]
-    phrases: tuple[Phrase, ...]
+    phrases: tuple[CaptionPhrase, ...]
     claims: tuple[Claim, ...]
     construction: Construction
 
     def holds(self, scene: Scene) -> bool:
-        """Whether everything it claims is so in a scene."""
+        """Return whether all claims are true in a scene."""
         return all(claim.holds(scene) for claim in self.claims)
 
     def links(self, shift: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """(start, end, things) of each phrase, when the first word stands at place `shift`."""
+        """Return (start, end, things) of each phrase, with words shifted by `shift`."""
         return [(p.start_word + shift, p.end_word + shift, p.things) for p in self.phrases]
 
 
-def captions(scene: Scene) -> tuple[Caption, ...]:
-    """Five captions, one of each construction, in an order of the scene's own."""
-    dice = Dice(key(scene.split, scene.seed, scene.index, STREAM))
-    return tuple(caption(scene, how, dice) for how in dice.sample(tuple(Construction), CAPTIONS))
+def make_captions(scene: Scene) -> tuple[SceneCaption, ...]:
+    """Return five captions, one per construction, in random order."""
+    dice = Dice(scene_rng(scene.split, scene.seed, scene.index, STREAM))
+    return tuple(
+        make_caption(scene, how, dice)
+        for how in dice.sample(tuple(Construction), CAPTIONS_PER_SCENE)
+    )
 
 
-def caption(scene: Scene, how: Construction, dice: Dice) -> Caption:
-    """One true caption in the construction asked for; other dice, other words."""
-    pieces, claims = express(scene, how, dice)
-    return Caption(*compose(pieces), claims, how)
+def make_caption(scene: Scene, how: Construction, dice: Dice) -> SceneCaption:
+    """Return one true caption in the given construction."""
+    pieces, claims = fill_template(scene, how, dice)
+    return SceneCaption(*join_pieces(pieces), claims, how)
 
 
-def compose(
+def join_pieces(
     pieces: Sequence[Piece],
-) -> tuple[str, tuple[str, ...], tuple[tuple[int, int], ...], tuple[Phrase, ...]]:
-    """Pieces as one text, its words, their characters, and the words of each linked piece."""
+) -> tuple[str, tuple[str, ...], tuple[tuple[int, int], ...], tuple[CaptionPhrase, ...]]:
+    """Return pieces as a text, its words, their characters, and the phrases."""
     text = ""
-    marks: list[tuple[int, int, Linked]] = []
+    marks: list[tuple[int, int, GroundedPiece]] = []
     for piece in pieces:
         said = piece if isinstance(piece, str) else piece.text
         text += "" if not text or said == "," else " "
-        if isinstance(piece, Linked):
+        if isinstance(piece, GroundedPiece):
             marks.append((len(text), len(text) + len(said), piece))
         text += said
     found = tokenize(text)
     phrases = []
     for start, end, piece in marks:
         inside = [n for n, (_, low, high) in enumerate(found) if start <= low and high <= end]
-        phrases.append(Phrase(inside[0], inside[-1] + 1, piece.things, piece.what))
+        phrases.append(CaptionPhrase(inside[0], inside[-1] + 1, piece.things, piece.what))
     words = tuple(word for word, _, _ in found)
     return text, words, tuple((low, high) for _, low, high in found), tuple(phrases)
 
 
 @dataclass(frozen=True, slots=True)
-class Captioned:
-    """One scene drawn, with its captions, its proposals, and which regions each token speaks of."""
+class CaptionedScene:
+    """A rendered scene with captions, proposals, and the regions of each token."""
 
     image: NDArray[np.uint8]
-    captions: tuple[Caption, ...]
+    captions: tuple[SceneCaption, ...]
     proposals: Proposals
     linked: tuple[NDArray[np.bool_], ...]
 
 
-class CaptionScenes:
-    """Scenes to caption. An item is a scene; each of its first `each` captions is a sample.
+class CaptionScenes(GroundedView[CaptionedScene]):
+    """Scenes to caption; an item is a scene, and each of its first `each` captions is a sample.
 
     `tokens` begin and end with the special ids; `references` are all five captions of the scene;
-    `boxes` are its proposals; `target` says for every word which regions it speaks of, in the row
-    where the word itself stands.
+    `boxes` are its proposals; `target` has the regions of every word, in the row of the word
+    itself.
+
+    Args:
+        split: `train`, `val` or `test`.
+        seed: Seed of the items.
+        count: Number of items.
+        size: Side of the images in pixels.
+        regions: Number of region proposals per image.
+        each: Number of captions per scene, 1 to 5.
+
+    Raises:
+        UserError: A setting is invalid.
+
+    Example:
+        >>> data = CaptionScenes("train", seed=0, count=2, size=32)
+        >>> data.batch([0]).images.shape
+        torch.Size([1, 3, 32, 32])
     """
 
     name = "scenes-captions"
@@ -136,67 +145,36 @@ class CaptionScenes:
         count: int,
         size: int = 64,
         regions: int = COUNT,
-        each: int = CAPTIONS,
+        each: int = CAPTIONS_PER_SCENE,
     ) -> None:
-        check(split, seed, count)
-        check_size(size)
-        if not 1 <= each <= CAPTIONS:
-            raise BadInput(f"each scene has 1 to {CAPTIONS} captions, not {each}")
-        self.split, self.seed, self.count = str(split), seed, count
-        self.size, self.regions, self.each = size, regions, each
-        self.vocabulary = vocabulary()
-        self._item = Kept(self._make, room_for(size))
+        super().__init__(split, seed, count, size, regions)
+        if not 1 <= each <= CAPTIONS_PER_SCENE:
+            raise UserError(f"each must be 1 to {CAPTIONS_PER_SCENE}, got {each}.")
+        self.each = each
 
-    def __len__(self) -> int:
-        return self.count
-
-    def digest(self) -> str:
-        """A hash of every setting and of the first items."""
-        settings = (
-            self.name,
-            self.split,
-            self.seed,
-            self.count,
-            self.size,
-            self.regions,
-            self.each,
-        )
-        return fingerprint(self.batch(range(min(PROBES, self.count))), *settings)
-
-    def scene(self, index: int) -> Scene:
-        """The scene behind an item."""
-        return scene(self.split, self.seed, rows([index], self.count)[0])
+    def _settings(self) -> tuple[object, ...]:
+        return *super()._settings(), self.each
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The scenes named, with one sample a caption."""
-        chosen = rows(indices, self.count)
-        items = [self._item(index) for index in chosen]
+        """Return the scenes at `indices`, with one sample per caption."""
+        ids, items = self._items(indices)
         said = [(n, item.captions[row]) for n, item in enumerate(items) for row in range(self.each)]
-        tokens, mask, text = framed([caption for _, caption in said], self.vocabulary.encode)
-        boxes = torch.from_numpy(np.stack([items[n].proposals.boxes for n, _ in said]))
-        linked = [item.linked[row] for item in items for row in range(self.each)]
         return Batch(
-            ids=tuple(
-                f"{self.name}-{self.split}-{self.seed}-{index:06d}-{n}"
-                for index in chosen
-                for n in range(self.each)
+            ids=tuple(f"{name}-{n}" for name in ids for n in range(self.each)),
+            **self._grounded(
+                [item.image for item in items],
+                encode_texts([caption for _, caption in said], self.vocabulary.encode),
+                [items[n].proposals for n, _ in said],
+                [item.linked[row] for item in items for row in range(self.each)],
             ),
-            images=pictures([item.image for item in items]),
             image_of=torch.tensor([n for n, _ in said]),
-            geometry=PixelGeometry.identity(len(items), (self.size, self.size)),
-            tokens=tokens,
-            token_mask=mask,
-            text=text,
-            boxes=boxes,
-            region_mask=torch.ones(boxes.shape[:2], dtype=torch.bool),
             references=tuple(tuple(c.text for c in items[n].captions) for n, _ in said),
             groups=tuple(caption.construction.value for _, caption in said),
-            target=grounding(linked, boxes, text),
         )
 
-    def _make(self, index: int) -> Captioned:
+    def _make(self, index: int) -> CaptionedScene:
         shown = self.scene(index)
-        picture, found = drawn(shown, self.size, self.regions, REGIONS)
-        said = captions(shown)
-        linked = (link(c.links(1), len(c.words) + 2, found.overlap) for c in said)
-        return Captioned(picture.image, said, found, tuple(linked))
+        picture, found = render_with_proposals(shown, self.size, self.regions, REGIONS)
+        said = make_captions(shown)
+        linked = (link_regions(c.links(1), len(c.words) + 2, found.overlap) for c in said)
+        return CaptionedScene(picture.image, said, found, tuple(linked))

@@ -1,7 +1,7 @@
-"""What a caption claims, and whether it is so.
+"""Claims of captions, and their truth in a scene.
 
-A claim is checked against the things of a scene, not against how it came to be written. `claims`
-reads them back from the words alone, so that a caption made by a model can be checked as well.
+A claim is tested on the things of a scene, independently of how its caption was made.
+`parse_claims` recovers claims from words alone, so that captions of a model can be tested too.
 """
 
 from __future__ import annotations
@@ -11,82 +11,82 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from overt.data.scenes.language import NUMBERS, read
-from overt.data.scenes.questions import RELATIONS, Description, fitting_things
+from overt.data.scenes.noun_phrases import NUMBERS, parse_phrase
+from overt.data.scenes.questions import RELATIONS, Description, matching_things, signed_offset
 from overt.data.scenes.world import Background, Scene, Thing
 from overt.data.vocabulary import tokenize
-from overt.errors import BadInput
+from overt.errors import UserError
 
-DARK, DIM = 75.0, 85.0  # the mean level of a background below and above which it has a name
-CALM, BUSY = 8, 12  # strokes of clutter up to and from which it has a name
+DARK, DIM = 75.0, 85.0  # mean level of a background below and above which it has a word
+CALM, BUSY = 8, 12  # number of strokes up to and from which it has a word
 SETTINGS = ("dark", "dim", "calm", "busy")
 
 
 @dataclass(frozen=True, slots=True)
-class Exists:
-    """At least one thing fits: "a red ring"."""
+class ExistsClaim:
+    """At least one thing matches: "a red ring"."""
 
     what: Description
 
     def holds(self, scene: Scene) -> bool:
-        """Whether it is so."""
-        return bool(fitting_things(self.what, scene.things))
+        """Return whether the claim is true."""
+        return bool(matching_things(self.what, scene.things))
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Exactly so many things fit: "two red rings"."""
+class CountClaim:
+    """Exactly `number` things match: "two red rings"."""
 
     what: Description
     number: int
 
     def holds(self, scene: Scene) -> bool:
-        """Whether it is so."""
-        return len(fitting_things(self.what, scene.things)) == self.number
+        """Return whether the claim is true."""
+        return len(matching_things(self.what, scene.things)) == self.number
 
 
 @dataclass(frozen=True, slots=True)
-class Is:
-    """Exactly one thing fits the subject, and it is also the rest: "the ring is red"."""
+class IsClaim:
+    """Exactly one thing matches the subject, and also the predicate: "the ring is red"."""
 
     what: Description
     also: Description
 
     def holds(self, scene: Scene) -> bool:
-        """Whether it is so."""
-        found = fitting_things(self.what, scene.things)
-        return len(found) == 1 and found == fitting_both(self.what, self.also, scene.things)
+        """Return whether the claim is true."""
+        found = matching_things(self.what, scene.things)
+        return len(found) == 1 and found == matching_both(self.what, self.also, scene.things)
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
-    """Something fits, and all that does is also the rest: "every ring is red"."""
+class EveryClaim:
+    """Something matches, and all of it also the predicate: "every ring is red"."""
 
     what: Description
     also: Description
 
     def holds(self, scene: Scene) -> bool:
-        """Whether it is so."""
-        found = fitting_things(self.what, scene.things)
-        return bool(found) and found == fitting_both(self.what, self.also, scene.things)
+        """Return whether the claim is true."""
+        found = matching_things(self.what, scene.things)
+        return bool(found) and found == matching_both(self.what, self.also, scene.things)
 
 
 @dataclass(frozen=True, slots=True)
-class Most:
-    """More than half of what fits is also the rest: "most things are striped"."""
+class MostClaim:
+    """More than half of the matches also match the predicate: "most things are striped"."""
 
     what: Description
     also: Description
 
     def holds(self, scene: Scene) -> bool:
-        """Whether it is so."""
-        found = fitting_things(self.what, scene.things)
-        return 2 * len(fitting_both(self.what, self.also, scene.things)) > len(found)
+        """Return whether the claim is true."""
+        found = matching_things(self.what, scene.things)
+        return 2 * len(matching_both(self.what, self.also, scene.things)) > len(found)
 
 
 @dataclass(frozen=True, slots=True)
-class Lies:
-    """Some pair lies so, and what is definite is the only one: "the ring is left of a square"."""
+class SpatialClaim:
+    """Some pair has the relation, definite phrases are unique: "the ring is left of a square"."""
 
     what: Description
     definite: bool
@@ -95,59 +95,53 @@ class Lies:
     anchor_definite: bool
 
     def pairs(self, things: tuple[Thing, ...]) -> tuple[tuple[int, int], ...]:
-        """The pairs (thing, anchor) of which it is true."""
-        first, second = fitting_things(self.what, things), fitting_things(self.anchor, things)
+        """Return the pairs (thing, anchor) for which it is true."""
+        first, second = matching_things(self.what, things), matching_things(self.anchor, things)
         if (self.definite and len(first) != 1) or (self.anchor_definite and len(second) != 1):
             return ()
         return tuple(
             (i, j)
             for i in first
             for j in second
-            if i != j and step(self.relation, things[i], things[j]) > 0
+            if i != j and signed_offset(self.relation, things[i], things[j]) > 0
         )
 
     def holds(self, scene: Scene) -> bool:
-        """Whether it is so."""
+        """Return whether the claim is true."""
         return bool(self.pairs(scene.things))
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """The background is so: "a dark background", "a busy picture"."""
+class BackgroundClaim:
+    """The background has a property: "a dark background", "a busy picture"."""
 
     word: str
 
     def holds(self, scene: Scene) -> bool:
-        """Whether it is so."""
-        return self.word in settings(scene.background)
+        """Return whether the claim is true."""
+        return self.word in background_words(scene.background)
 
 
-Claim = Exists | Counts | Is | Every | Most | Lies | Setting
+Claim = ExistsClaim | CountClaim | IsClaim | EveryClaim | MostClaim | SpatialClaim | BackgroundClaim
 
 
-def fitting_both(
+def matching_both(
     first: Description, second: Description, things: Sequence[Thing]
 ) -> tuple[int, ...]:
-    """The things that fit two descriptions at once; none where they contradict each other."""
-    also = fitting_things(second, things)
-    return tuple(i for i in fitting_things(first, things) if i in also)
+    """Return the things that match both descriptions; none if they contradict each other."""
+    also = matching_things(second, things)
+    return tuple(i for i in matching_things(first, things) if i in also)
 
 
-def step(relation: str, one: Thing, other: Thing) -> float:
-    """How far `one` lies on the named side of `other`; negative on the other side."""
-    axis, side = RELATIONS[relation]
-    return side * ((other.x - one.x) if axis == 0 else (other.y - one.y))
-
-
-def settings(background: Background) -> tuple[str, ...]:
-    """The words that are true of a background; between two words it has neither."""
+def background_words(background: Background) -> tuple[str, ...]:
+    """Return the words that are true of a background; between two thresholds there is none."""
     level = fmean((*background.near, *background.far))
     strokes = len(background.clutter)
     truth = (level < DARK, level > DIM, strokes <= CALM, strokes >= BUSY)
     return tuple(word for word, true in zip(SETTINGS, truth, strict=True) if true)
 
 
-# --- reading claims from words --------------------------------------------------------------------
+# --- parsing --------------------------------------------------------------------
 
 _SIDE = r"(?:to the )?(left|right) of|(above|below)"
 _LIES = re.compile(rf"(?P<what>.+) is (?:{_SIDE}) (?P<anchor>.+)")
@@ -158,63 +152,69 @@ _WITH = re.compile(r"a (\w+(?: and \w+)?) picture with (.+)")
 _LIST = re.compile(r"(?:there is |there are |the picture has |the picture shows )?(.+)")
 
 
-def claims(text: str) -> tuple[Claim, ...]:
-    """What a caption claims, from its words alone; BadInput where it is none of our sentences."""
+def parse_claims(text: str) -> tuple[Claim, ...]:
+    """Parse the claims of a caption; raise `UserError` if it does not fit the templates."""
     words = " ".join(word for word, _, _ in tokenize(text))
     if on := _ON.fullmatch(words):
-        return (*claims(on[1]), _setting(on[2], text))
+        return (*parse_claims(on[1]), _background_claim(on[2], text))
     if held := _WITH.fullmatch(words):
         settings_said = held[1].split(" and ")
-        return (*(_setting(word, text) for word in settings_said), *claims(held[2]))
+        return (*(_background_claim(word, text) for word in settings_said), *parse_claims(held[2]))
     if lies := _LIES.fullmatch(words) or _LIES_TURNED.fullmatch(words):
-        return (_lies(lies),)
+        return (_spatial_claim(lies),)
     if words.startswith("there ") is False and (subject := _SUBJECT.fullmatch(words)):
-        return (_predicated(subject, text),)
-    return _listed(words.removesuffix(" can be seen"), text)
+        return (_predicate_claim(subject, text),)
+    return _list_claims(words.removesuffix(" can be seen"), text)
 
 
-def true_of(text: str, scene: Scene) -> bool:
-    """Whether everything a caption claims is so; what cannot be read is BadInput."""
-    return all(claim.holds(scene) for claim in claims(text))
+def is_true_caption(text: str, scene: Scene) -> bool:
+    """Return whether all claims of a caption are true; raise `UserError` if it cannot be parsed."""
+    return all(claim.holds(scene) for claim in parse_claims(text))
 
 
-def _lies(found: re.Match[str]) -> Claim:
+def _spatial_claim(found: re.Match[str]) -> Claim:
     relation = next(side for side in found.groups() if side in RELATIONS)
     what, anchor = found["what"], found["anchor"]
-    return Lies(
-        read(what), what.startswith("the "), relation, read(anchor), anchor.startswith("the ")
+    return SpatialClaim(
+        parse_phrase(what),
+        what.startswith("the "),
+        relation,
+        parse_phrase(anchor),
+        anchor.startswith("the "),
     )
 
 
-def _predicated(found: re.Match[str], text: str) -> Claim:
-    what, also = read(found[2]), read(found[3])
+def _predicate_claim(found: re.Match[str], text: str) -> Claim:
+    what, also = parse_phrase(found[2]), parse_phrase(found[3])
     if not also:
-        raise BadInput(f"{text!r} says nothing about {found[2]!r}")
+        raise UserError(f"{text!r} has no attribute of {found[2]!r}.")
     match found[1]:
         case "the":
-            return Is(what, also)
+            return IsClaim(what, also)
         case "most":
-            return Most(what, also)
+            return MostClaim(what, also)
         case _:
-            return Every(what, also)
+            return EveryClaim(what, also)
 
 
-def _listed(words: str, text: str) -> tuple[Claim, ...]:
+def _list_claims(words: str, text: str) -> tuple[Claim, ...]:
     opened = _LIST.fullmatch(words)
     parts = re.split(r" , | and ", opened[1]) if opened else [words]
     found: list[Claim] = []
     for part in parts:
         head = part.split(" ")[0]
         if head in NUMBERS:
-            found.append(Counts(read(part), NUMBERS.index(head)))
+            found.append(CountClaim(parse_phrase(part), NUMBERS.index(head)))
         elif head in ("a", "an"):
-            found.append(Exists(read(part)))
+            found.append(ExistsClaim(parse_phrase(part)))
         else:
-            raise BadInput(f"{text!r} is not a sentence about scenes")
+            raise UserError(
+                f"Cannot parse {text!r}: it is not a sentence of the caption templates."
+            )
     return tuple(found)
 
 
-def _setting(word: str, text: str) -> Setting:
+def _background_claim(word: str, text: str) -> BackgroundClaim:
     if word not in SETTINGS:
-        raise BadInput(f"{text!r}: a background is {', '.join(SETTINGS)}, not {word!r}")
-    return Setting(word)
+        raise UserError(f"{text!r}: a background is one of {', '.join(SETTINGS)}, not {word!r}.")
+    return BackgroundClaim(word)

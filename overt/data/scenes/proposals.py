@@ -1,7 +1,7 @@
-"""Regions a detector might propose: the true boxes, boxes a little off, and boxes of nothing.
+"""Synthetic region proposals: the true boxes, perturbed boxes, and boxes of background.
 
-They come shuffled, with their overlap with every thing, so that which region is right is known
-exactly and where it stands tells nothing.
+They are shuffled and come with their IoU with every thing, so that the right region is known
+exactly and its index is uninformative.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.data.scenes.world import Dice
-from overt.errors import BadInput
+from overt.errors import UserError
 
 COUNT = 16
-OFF = (0.3, 0.8)  # how much a box that is a little off overlaps with the true one
-NOTHING = 0.2  # how little a box of nothing overlaps with any true one
+PERTURBED_IOU = (0.3, 0.8)  # IoU of a perturbed box with the true one
+MAX_BACKGROUND_IOU = 0.2  # largest IoU of a background box with any true one
 TRIES = 50
 
 Boxes = NDArray[np.float32]
 
 
-class Source(StrEnum):
-    """How a proposal came about."""
+class ProposalSource(StrEnum):
+    """Origin of a proposal."""
 
     TRUE = "true"
     OFF = "off"
@@ -34,60 +34,64 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """m boxes, their sources, the thing each is of (-1: of none), and the overlap with all n."""
+    """m boxes, their sources, the thing of each (-1: none), and the IoU with all n things."""
 
     boxes: Boxes  # [m, 4]: x0 y0 x1 y1 in pixels
-    sources: tuple[Source, ...]
+    sources: tuple[ProposalSource, ...]
     things: NDArray[np.int64]  # [m]
     overlap: NDArray[np.float32]  # [m, n]
 
-    def place(self, thing: int) -> int:
-        """The index of the true box of a thing."""
+    def true_box(self, thing: int) -> int:
+        """Return the index of the true box of a thing."""
         return next(
             row
             for row, source in enumerate(self.sources)
-            if source is Source.TRUE and self.things[row] == thing
+            if source is ProposalSource.TRUE and self.things[row] == thing
         )
 
 
-# --- which of them are candidates
+# --- candidates
 
-Keep = Callable[[Proposals], NDArray[np.bool_]]
+ProposalFilter = Callable[[Proposals], NDArray[np.bool_]]
 
 
-def every(proposals: Proposals) -> NDArray[np.bool_]:
-    """All of them: true boxes among others."""
+def all_proposals(proposals: Proposals) -> NDArray[np.bool_]:
+    """Keep all proposals."""
     return np.ones(len(proposals.boxes), dtype=bool)
 
 
 def only_true(proposals: Proposals) -> NDArray[np.bool_]:
-    """The true boxes alone, as if all things had been annotated."""
-    return np.array([source is Source.TRUE for source in proposals.sources])
+    """Keep the true boxes, as if all things had been annotated."""
+    return np.array([source is ProposalSource.TRUE for source in proposals.sources])
 
 
 def only_detected(proposals: Proposals) -> NDArray[np.bool_]:
-    """All but the true boxes: what a detector finds is never quite right, and some is missing."""
+    """Keep all but the true boxes, like an imperfect detector."""
     return ~only_true(proposals)
 
 
-# --- making them
+# --- generation
 
 
-def propose(boxes: Boxes, size: int, rng: np.random.Generator, count: int = COUNT) -> Proposals:
-    """`count` shuffled proposals for the true boxes of an image of size x size pixels.
+def make_proposals(
+    boxes: Boxes, size: int, rng: np.random.Generator, count: int = COUNT
+) -> Proposals:
+    """Return `count` shuffled proposals for the true boxes of an image of size x size pixels.
 
-    Besides the true boxes, half of the room goes to boxes that are a little off, at most one a
-    thing, and the rest to boxes that show next to nothing of any thing.
+    Besides the true boxes, half of the rest are perturbed boxes, at most one per thing, and the
+    others are boxes of background.
     """
     if not len(boxes) <= count:
-        raise BadInput(f"{count} proposals cannot hold the {len(boxes)} true boxes; ask for more")
+        raise UserError(
+            f"count must be at least {len(boxes)}, the number of true boxes, got {count}."
+        )
     dice = Dice(rng)
     spare = count - len(boxes)
     off = dice.sample(range(len(boxes)), min(len(boxes), (spare + 1) // 2))
-    made = [*boxes, *(_off(boxes[i], size, dice) for i in off)]
-    made += [_nothing(boxes, size, dice) for _ in range(count - len(made))]
-    sources = [Source.TRUE] * len(boxes) + [Source.OFF] * len(off)
-    sources += [Source.BACKGROUND] * (count - len(sources))
+    made = [*boxes, *(_perturbed_box(boxes[i], size, dice) for i in off)]
+    made += [_background_box(boxes, size, dice) for _ in range(count - len(made))]
+    sources = [ProposalSource.TRUE] * len(boxes) + [ProposalSource.OFF] * len(off)
+    sources += [ProposalSource.BACKGROUND] * (count - len(sources))
     things = [*range(len(boxes)), *off, *([-1] * (count - len(boxes) - len(off)))]
     order = dice.sample(range(count), count)
     shuffled = np.array([made[n] for n in order], np.float32).reshape(count, 4)
@@ -95,12 +99,12 @@ def propose(boxes: Boxes, size: int, rng: np.random.Generator, count: int = COUN
         shuffled,
         tuple(sources[n] for n in order),
         np.array([things[n] for n in order], np.int64),
-        overlaps(shuffled, boxes),
+        box_iou(shuffled, boxes),
     )
 
 
-def overlaps(ours: Boxes, theirs: Boxes) -> NDArray[np.float32]:
-    """Intersection over union of each of our boxes with each of theirs; 0 where both are empty."""
+def box_iou(ours: Boxes, theirs: Boxes) -> NDArray[np.float32]:
+    """Return the IoU of each of our boxes with each of theirs; 0 where both are empty."""
     a, b = ours[:, None].astype(np.float64), theirs[None].astype(np.float64)
     low, high = np.maximum(a[..., :2], b[..., :2]), np.minimum(a[..., 2:], b[..., 2:])
     shared = (high - low).clip(0).prod(axis=-1)
@@ -113,27 +117,27 @@ def _area(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     return area
 
 
-def _off(box: Boxes, size: int, dice: Dice) -> Boxes:
-    """A box moved and stretched until its overlap with the true one lies in the range `OFF`."""
-    low, high = OFF
+def _perturbed_box(box: Boxes, size: int, dice: Dice) -> Boxes:
+    """Move and stretch a box until its IoU with the true one is in `PERTURBED_IOU`."""
+    low, high = PERTURBED_IOU
     side = box[2:] - box[:2]
     while True:
         moved = box + np.tile(side, 2) * [dice.uniform(-0.35, 0.35) for _ in range(4)]
         moved = moved.clip(0, size).astype(np.float32)
-        if low <= overlaps(moved[None], box[None])[0, 0] <= high:
+        if low <= box_iou(moved[None], box[None])[0, 0] <= high:
             return moved
 
 
-def _nothing(boxes: Boxes, size: int, dice: Dice) -> Boxes:
-    """A box of the size of a thing that overlaps with none; the least overlapping where all do."""
+def _background_box(boxes: Boxes, size: int, dice: Dice) -> Boxes:
+    """Draw a box of the size of a thing with a small IoU with all things, if possible."""
     best, least = np.zeros(4, np.float32), 2.0
     for _ in range(TRIES):
         wide, tall = dice.uniform(0.12, 0.3) * size, dice.uniform(0.12, 0.3) * size
         x, y = dice.uniform(0.0, size - wide), dice.uniform(0.0, size - tall)
         box = np.array([x, y, x + wide, y + tall], np.float32)
-        found = float(overlaps(box[None], boxes).max(initial=0.0))
+        found = float(box_iou(box[None], boxes).max(initial=0.0))
         if found < least:
             best, least = box, found
-        if least < NOTHING:
+        if least < MAX_BACKGROUND_IOU:
             break
     return best

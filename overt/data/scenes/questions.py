@@ -1,8 +1,8 @@
-"""Questions about scenes: small programs, their words, their answers and their deciding evidence.
+"""Questions about scenes: small programs, their words, answers and deciding evidence.
 
-A question is a program over the things of a scene. Which things decide its answer is not declared
-but found by intervention: take a thing away, or give one of its attributes a value no word names,
-and see whether the answer changes.
+A question is a program over the things of a scene. Its evidence is not declared but found by
+intervention: remove a thing, or set one of its attributes to a value without a word, and test
+whether the answer changes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from overt.data.scenes.world import (
     VALUES,
     Scene,
     Thing,
-    changed,
-    without,
+    change_thing,
+    remove_thing,
 )
-from overt.errors import BadInput
+from overt.errors import UserError
 
 YES_NO = ("yes", "no")
 COUNTS = ("0", "1", "2", "3")
@@ -39,9 +39,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "spatial": COLORS,
     "relate": COLORS,
 }
-ALL = tuple(FAMILIES)
+ALL_FAMILIES = tuple(FAMILIES)
 # "Which is larger, the red ring or the blue circle?": the words name the two possible answers.
-WHICH = ("compare", "spatial")
+CHOICE_FAMILIES = ("compare", "spatial")
 ANSWERS: tuple[str, ...] = (*YES_NO, *COUNTS, *COLORS, *SHAPES, *SIZES, *TEXTURES)
 
 # Relation -> (axis, side): A is left of B when side * (B - A) > 0 along the axis.
@@ -54,7 +54,7 @@ PLACES = {
     "below": ("lower", "down"),
 }
 PLURALS = {shape: shape + ("es" if shape == "cross" else "s") for shape in SHAPES}
-SPOKEN = ("size", "texture", "color", "shape")  # the order of attributes in speech
+ATTRIBUTE_ORDER = ("size", "texture", "color", "shape")  # word order of attributes
 _ARGUMENTS = {*ATTRIBUTES, *RELATIONS, *COMPARISONS, *PLURALS.values(), "higher", "lower"}.union(
     *VALUES.values()
 )
@@ -67,8 +67,8 @@ Description = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """What is asked: the family, the things described, the attribute or relation it is about."""
+class QuestionProgram:
+    """A question: its family, the described things, and the attribute or relation it is about."""
 
     family: str
     sides: tuple[Description, ...]
@@ -76,12 +76,12 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A program put into words about one scene, with its answer and the truth about both.
+class SceneQuestion:
+    """A program in words about one scene, with its answer and ground truth.
 
     `target`: the things the answer is read from. `mentioned`: all things the words refer to.
     `evidence`: by intervention, the things on which the answer depends. `localized` is false where
-    no thing decides (nothing there to see, none to count). `content` marks the words that carry an
+    no thing decides (nothing visible, none to count). `content` marks the words that carry an
     argument of the program.
     """
 
@@ -89,54 +89,56 @@ class Question:
     words: tuple[str, ...]
     content: tuple[bool, ...]
     answer: str
-    program: Program
+    program: QuestionProgram
     target: frozenset[int]
     mentioned: frozenset[int]
     evidence: frozenset[int]
     localized: bool
 
 
-def put_question(program: Program, scene: Scene) -> Question:
-    """The question a program is in a scene; BadInput where it has no answer there."""
-    found = answer(program, scene)
+def make_question(program: QuestionProgram, scene: Scene) -> SceneQuestion:
+    """Return the question of a program in a scene; raise `UserError` if it has no answer there."""
+    found = run_program(program, scene)
     if found is None:
-        raise BadInput(f"{' '.join(words(program))!r} has no answer in scene {scene.index}")
-    spoken = words(program)
-    content = tuple(is_content(word) for word in spoken)
-    target, mentioned = referents(program, scene.things)
-    proof = evidence(program, scene)
-    return Question(
+        raise UserError(
+            f"{' '.join(program_words(program))!r} has no answer in scene {scene.index}"
+        )
+    spoken = program_words(program)
+    content = tuple(is_content_word(word) for word in spoken)
+    target, mentioned = find_referents(program, scene.things)
+    proof = find_evidence(program, scene)
+    return SceneQuestion(
         program.family, spoken, content, found, program, target, mentioned, proof, bool(proof)
     )
 
 
-def answer(program: Program, scene: Scene) -> str | None:
-    """Run a program on a scene; None where it has no answer: "the ring" where there are two."""
-    return _run(program, scene.things)
+def run_program(program: QuestionProgram, scene: Scene) -> str | None:
+    """Run a program on a scene; None if it has no answer, such as "the ring" for two rings."""
+    return _evaluate(program, scene.things)
 
 
-def evidence(program: Program, scene: Scene) -> frozenset[int]:
-    """The things whose removal, or neutral change in one attribute, alters the answer.
+def find_evidence(program: QuestionProgram, scene: Scene) -> frozenset[int]:
+    """Return the things whose removal, or neutral change in one attribute, changes the answer.
 
-    Interventions only ever take a thing out of a description, so that a thing which fits none of
-    the program's descriptions cannot matter and is not tried.
+    Interventions only take things out of descriptions, so a thing that fits none of the program's
+    descriptions cannot matter and is not tried.
     """
-    base = answer(program, scene)
-    fitting = {i for side in program.sides for i in fitting_things(side, scene.things)}
-    return frozenset(i for i in fitting if _matters(program, scene, i, base))
+    base = run_program(program, scene)
+    fitting = {i for side in program.sides for i in matching_things(side, scene.things)}
+    return frozenset(i for i in fitting if _is_evidence(program, scene, i, base))
 
 
-def _matters(program: Program, scene: Scene, i: int, base: str | None) -> bool:
-    return answer(program, without(scene, i)) != base or any(
-        answer(program, changed(scene, i, **{name: value})) != base
+def _is_evidence(program: QuestionProgram, scene: Scene, i: int, base: str | None) -> bool:
+    return run_program(program, remove_thing(scene, i)) != base or any(
+        run_program(program, change_thing(scene, i, **{name: value})) != base
         for name, value in NEUTRAL.items()
     )
 
 
-def fitting_things(description: Description, things: Sequence[Thing]) -> tuple[int, ...]:
-    """The indices of the things a description fits."""
+def matching_things(description: Description, things: Sequence[Thing]) -> tuple[int, ...]:
+    """Return the indices of the things that match a description."""
     fitting = []
-    for i, thing in enumerate(things):  # plain loops: this is most of the cost of a question
+    for i, thing in enumerate(things):  # plain loops: this dominates the cost of a question
         for name, value in description:
             if getattr(thing, name) != value:
                 break
@@ -145,98 +147,100 @@ def fitting_things(description: Description, things: Sequence[Thing]) -> tuple[i
     return tuple(fitting)
 
 
-def referents(program: Program, things: Sequence[Thing]) -> tuple[frozenset[int], frozenset[int]]:
-    """The things the answer is read from, and all things the words refer to."""
+def find_referents(
+    program: QuestionProgram, things: Sequence[Thing]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the things the answer is read from, and all things the words refer to."""
     if program.family == "relate":
-        anchor = fitting_things(program.sides[1], things)
+        anchor = matching_things(program.sides[1], things)
         target = _related(program, things)
         return frozenset(target), frozenset((*target, *anchor))
-    every = frozenset(i for side in program.sides for i in fitting_things(side, things))
+    every = frozenset(i for side in program.sides for i in matching_things(side, things))
     return every, every
 
 
-def _related(program: Program, things: Sequence[Thing]) -> tuple[int, ...]:
-    """The things that fit the first description and stand in the relation to the one anchor."""
+def _related(program: QuestionProgram, things: Sequence[Thing]) -> tuple[int, ...]:
+    """Return the things that match the first description and the relation to the anchor."""
     anchor = _only(program.sides[1], things)
     if anchor is None:
         return ()
-    fitting = fitting_things(program.sides[0], things)
-    return tuple(i for i in fitting if _stands(program.about, things[i], anchor))
+    fitting = matching_things(program.sides[0], things)
+    return tuple(i for i in fitting if signed_offset(program.about, things[i], anchor) > 0)
 
 
-def _stands(relation: str, first: Thing, second: Thing) -> bool:
-    return _lead(relation, first, second) > 0
-
-
-def _lead(relation: str, first: Thing, second: Thing) -> float:
-    """How much further to that side the first thing lies than the second."""
+def signed_offset(relation: str, one: Thing, other: Thing) -> float:
+    """Return how far `one` is on the named side of `other`; negative on the other side."""
     axis, side = RELATIONS[relation]
-    return side * (second.y - first.y if axis else second.x - first.x)
+    return side * ((other.x - one.x) if axis == 0 else (other.y - one.y))
 
 
 def _only(description: Description, things: Sequence[Thing]) -> Thing | None:
-    """The one thing a description fits, or None when there is none or more than one."""
-    fitting = fitting_things(description, things)
+    """Return the single thing that matches a description, or None."""
+    fitting = matching_things(description, things)
     return things[fitting[0]] if len(fitting) == 1 else None
 
 
-def _run(program: Program, things: Sequence[Thing]) -> str | None:
+def _evaluate(program: QuestionProgram, things: Sequence[Thing]) -> str | None:
     match program.family:
         case "exist":
-            return "yes" if fitting_things(program.sides[0], things) else "no"
+            return "yes" if matching_things(program.sides[0], things) else "no"
         case "count":
-            count = len(fitting_things(program.sides[0], things))
+            count = len(matching_things(program.sides[0], things))
             return COUNTS[count] if count < len(COUNTS) else None
         case "query-color" | "query-shape" | "query-size" | "query-texture":
-            return _named(_only(program.sides[0], things), program.about)
+            return _named_value(_only(program.sides[0], things), program.about)
         case "relate":
             related = _related(program, things)
-            return _named(things[related[0]] if len(related) == 1 else None, "color")
+            return _named_value(things[related[0]] if len(related) == 1 else None, "color")
         case "same":
-            pair = [things[i] for i in fitting_things(program.sides[0], things)]
-            return _alike(program.about, *pair) if len(pair) == 2 else None
+            pair = [things[i] for i in matching_things(program.sides[0], things)]
+            return _same_value(program.about, *pair) if len(pair) == 2 else None
         case "compare" | "spatial":
             first, second = (_only(side, things) for side in program.sides)
-            return None if first is None or second is None else _judge(program, first, second)
+            return (
+                None if first is None or second is None else _compare_pair(program, first, second)
+            )
         case family:
-            raise BadInput(f"no question family {family!r}: choose of {', '.join(FAMILIES)}")
+            raise UserError(
+                f"Unknown question family {family!r}: choose from {', '.join(FAMILIES)}."
+            )
 
 
-def _named(thing: Thing | None, attribute: str) -> str | None:
-    """The value of a thing's attribute, or None where there is no word for it."""
+def _named_value(thing: Thing | None, attribute: str) -> str | None:
+    """Return the value of an attribute, or None if it has no word."""
     value = None if thing is None else getattr(thing, attribute)
     return value if value in VALUES[attribute] else None
 
 
-def _alike(attribute: str, first: Thing, second: Thing) -> str | None:
-    """Yes or no for two things; None where the attribute of one has no word."""
-    one, two = _named(first, attribute), _named(second, attribute)
+def _same_value(attribute: str, first: Thing, second: Thing) -> str | None:
+    """Return yes or no for two things; None if an attribute has no word."""
+    one, two = _named_value(first, attribute), _named_value(second, attribute)
     return None if one is None or two is None else YES_NO[one != two]
 
 
-def _judge(program: Program, first: Thing, second: Thing) -> str | None:
-    """The answer about two things; None where an attribute it needs has no word, or they tie."""
+def _compare_pair(program: QuestionProgram, first: Thing, second: Thing) -> str | None:
+    """Return the answer about two things; None for a tie or an attribute without a word."""
     if program.family == "spatial":
-        return _which(_lead(program.about, first, second), first, second)
-    one, two = _named(first, "size"), _named(second, "size")
+        return _color_ahead(signed_offset(program.about, first, second), first, second)
+    one, two = _named_value(first, "size"), _named_value(second, "size")
     if one is None or two is None:
         return None
     step = SIZES.index(one) - SIZES.index(two)
-    return _which(COMPARISONS[program.about] * step, first, second)
+    return _color_ahead(COMPARISONS[program.about] * step, first, second)
 
 
-def _which(lead: float | int, first: Thing, second: Thing) -> str | None:
-    """The color of the thing that is ahead; None where neither is."""
-    return _named(first if lead > 0 else second, "color") if lead else None
+def _color_ahead(lead: float | int, first: Thing, second: Thing) -> str | None:
+    """Return the color of the thing that is ahead; None for a tie."""
+    return _named_value(first if lead > 0 else second, "color") if lead else None
 
 
-def chance(family: str) -> float:
-    """The share of right answers that words alone can reach: a guess among those they leave."""
-    return 1 / 2 if family in WHICH else 1 / len(FAMILIES[family])
+def chance_accuracy(family: str) -> float:
+    """Return the best accuracy without the image: a guess among the possible answers."""
+    return 1 / 2 if family in CHOICE_FAMILIES else 1 / len(FAMILIES[family])
 
 
-def words(program: Program) -> tuple[str, ...]:
-    """A program in plain words."""
+def program_words(program: QuestionProgram) -> tuple[str, ...]:
+    """Return the question of a program in words."""
     sides = [noun_phrase(side) for side in program.sides]
     match program.family:
         case "exist":
@@ -257,19 +261,19 @@ def words(program: Program) -> tuple[str, ...]:
             return ("what", program.about, "is", "the", *sides[0])
 
 
-def is_content(word: str) -> bool:
-    """Whether a word carries an argument of a program: a value, an attribute or a relation."""
+def is_content_word(word: str) -> bool:
+    """Return whether a word carries an argument of a program: value, attribute or relation."""
     return word in _ARGUMENTS
 
 
 def noun_phrase(description: Description) -> tuple[str, ...]:
-    """A description in words, the noun last: "large striped ring", "red thing"."""
-    said = dict(description)
-    return (*(said[n] for n in SPOKEN[:-1] if n in said), said.get("shape", "thing"))
+    """Return a description in words, the noun last: "large striped ring", "red thing"."""
+    named = dict(description)
+    return (*(named[n] for n in ATTRIBUTE_ORDER[:-1] if n in named), named.get("shape", "thing"))
 
 
 def plural(noun: str) -> str:
-    """The noun for several."""
+    """Return the plural of a noun."""
     return PLURALS.get(noun, noun + "s")
 
 

@@ -1,7 +1,7 @@
-"""Scenes as pixels: the image, and which pixels of it show each thing.
+"""Rendering of scenes: the image, and the pixels that show each thing.
 
-Only products, sums, roots and comparisons are used, no sine and no matrix product, so that the
-pixels do not depend on how a machine rounds them.
+Only products, sums, roots and comparisons are used, no sine and no matrix product, so that pixels
+do not depend on the rounding of a machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.data.scenes.world import REACH, Background, Scene, Thing
-from overt.errors import BadInput
+from overt.errors import UserError
 
 PAINT = {
     "red": (224, 44, 44),
@@ -28,17 +28,17 @@ PAINT = {
 }
 SMALLEST, LARGEST = 32, 1024
 STRIPE = 0.0625  # one light and one dark stripe, in unit coordinates: four pixels of sixty-four
-DARK = 0.36  # how bright a dark stripe is
-SHADOW = 0.012  # the width of the shadow that sets a thing off against one of its own colour
-STROKE = 0.014  # the width of a stroke of clutter
-GRAIN = 64  # the grain is a field of 64 x 64 whatever the size of the image
+DARK = 0.36  # brightness of a dark stripe
+SHADOW = 0.012  # width of the shadow that separates a thing from one of its own colour
+STROKE = 0.014  # width of a stroke of clutter
+GRAIN = 64  # the grain is a field of 64 x 64 for every image size
 
 Field = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """An image with what it shows: the visible pixels of each thing, and the box around them."""
+class RenderedScene:
+    """An image, the visible pixels of each thing, and the box around them."""
 
     image: NDArray[np.uint8]  # [h, w, 3]
     masks: NDArray[np.bool_]  # [n, h, w]; no two share a pixel
@@ -46,26 +46,26 @@ class Rendered:
     owners: NDArray[np.int8]  # [h, w]: the thing each pixel shows, -1 for none
 
 
-def render(scene: Scene, size: int) -> Rendered:
-    """Draw a scene at size x size pixels; the same scene gives the same pixels, always."""
+def render(scene: Scene, size: int) -> RenderedScene:
+    """Render a scene at size x size pixels; the result is deterministic."""
     check_size(size)
-    canvas = _ground(scene.background, size)
+    canvas = _draw_background(scene.background, size)
     owner = np.full((size, size), -1, np.int8)
     for i, thing in enumerate(scene.things):
         _draw(canvas, owner, i, thing)
     masks = owner[None] == np.arange(len(scene.things), dtype=np.int8)[:, None, None]
     image = (canvas + np.float32(0.5)).clip(0, 255).astype(np.uint8)
-    return Rendered(image, masks, boxes_of(masks), owner)
+    return RenderedScene(image, masks, mask_boxes(masks), owner)
 
 
 def check_size(size: int) -> None:
-    """BadInput for a size at which scenes are not drawn."""
+    """Raise `UserError` for an unsupported size."""
     if not SMALLEST <= size <= LARGEST:
-        raise BadInput(f"a scene is drawn at {SMALLEST} to {LARGEST} pixels a side, not {size}")
+        raise UserError(f"size must be {SMALLEST} to {LARGEST} pixels, got {size}.")
 
 
-def boxes_of(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """The box around each mask, x0 y0 x1 y1; zeros for an empty one."""
+def mask_boxes(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the box around each mask, x0 y0 x1 y1; zeros for an empty one."""
     boxes = np.zeros((len(masks), 4), np.float32)
     for axis, low, high in ((1, 0, 2), (2, 1, 3)):
         line = np.asarray(masks.any(axis=axis))
@@ -77,13 +77,15 @@ def boxes_of(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=8)
 def _centres(size: int) -> Field:
-    """The unit coordinate of each pixel's centre along one side."""
+    """Return the unit coordinate of each pixel's centre along one side."""
     return ((np.arange(size) + 0.5) / size).astype(np.float32)
 
 
 @lru_cache(maxsize=8)
 def _stretch(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp], Field]:
-    """For each pixel of a line: its two neighbours in the grain, and the share of the second."""
+    """Return for each pixel of a line its two neighbours in the grain, and the weight of the
+    second.
+    """
     at = ((np.arange(size) + 0.5) * GRAIN / size - 0.5).clip(0, GRAIN - 1)
     left = np.floor(at).astype(np.intp)
     return left, np.minimum(left + 1, GRAIN - 1), (at - left).astype(np.float32)
@@ -91,13 +93,13 @@ def _stretch(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp], Field]:
 
 @lru_cache(maxsize=8)
 def _dots(size: int) -> tuple[Field, Field]:
-    """Steps along a stroke, and offsets across it, dense enough to leave no gap."""
+    """Return steps along a stroke, and offsets across it, dense enough to leave no gap."""
     along = np.linspace(0, 1, max(2, int(0.2 * size)), dtype=np.float32)
     return along, np.arange(max(1, round(STROKE * size)), dtype=np.float32) / np.float32(size)
 
 
-def _ground(background: Background, size: int) -> Field:
-    """The wave of two colours, the grain over it and the clutter on top: [h, w, 3]."""
+def _draw_background(background: Background, size: int) -> Field:
+    """Return the wave of two colours with grain and clutter: [h, w, 3]."""
     across_x, across_y, phase = background.wave
     unit = _centres(size)
     turn = (unit * across_x + phase)[None, :] + (unit * across_y)[:, None]
@@ -105,7 +107,7 @@ def _ground(background: Background, size: int) -> Field:
     near, far = np.array(background.near, np.float32), np.array(background.far, np.float32)
     canvas = turn[:, :, None] * (far - near) + near
     canvas += _grain(background, size)[:, :, None]
-    _scatter(canvas, background)
+    _draw_clutter(canvas, background)
     return canvas
 
 
@@ -120,7 +122,7 @@ def _grain(background: Background, size: int) -> Field:
     return field[:, low] + (field[:, high] - field[:, low]) * share
 
 
-def _scatter(canvas: Field, background: Background) -> None:
+def _draw_clutter(canvas: Field, background: Background) -> None:
     """Draw all strokes at once, as dense rows of dots."""
     if not background.clutter:
         return
@@ -135,14 +137,14 @@ def _scatter(canvas: Field, background: Background) -> None:
 
 
 def _draw(canvas: Field, owner: NDArray[np.int8], i: int, thing: Thing) -> None:
-    """Paint one thing with soft edges inside its bounding box, and note the pixels it now owns."""
+    """Paint one thing with soft edges inside its bounding box, and record the pixels it owns."""
     size = len(canvas)
     reach = thing.radius * REACH + SHADOW + 1 / size
     x0, x1 = max(0, int((thing.x - reach) * size)), min(size, int((thing.x + reach) * size) + 1)
     y0, y1 = max(0, int((thing.y - reach) * size)), min(size, int((thing.y + reach) * size) + 1)
     unit = _centres(size)
     dx, dy = unit[x0:x1] - np.float32(thing.x), unit[y0:y1] - np.float32(thing.y)
-    outside = distance(thing.shape, dx[None, :], dy[:, None], thing.radius)
+    outside = signed_distance(thing.shape, dx[None, :], dy[:, None], thing.radius)
     inside = np.float32(0.5) - outside * np.float32(size)
     cover = inside.clip(0, 1)
     shadow = (inside + np.float32(SHADOW * size)).clip(0, 1) * np.float32(0.4)
@@ -156,7 +158,7 @@ def _draw(canvas: Field, owner: NDArray[np.int8], i: int, thing: Thing) -> None:
 
 
 def _texture(texture: str, dx: Field, dy: Field) -> Field | None:
-    """How bright each pixel of a texture is, or None when it is plain."""
+    """Return the brightness of each pixel of a texture, or None for a solid one."""
     if texture == "solid":
         return None
     rows = np.abs(dy / np.float32(STRIPE) - np.floor(dy / np.float32(STRIPE)) - np.float32(0.5))
@@ -170,8 +172,8 @@ def _texture(texture: str, dx: Field, dy: Field) -> Field | None:
     return np.float32(DARK) + np.float32(1 - DARK) * bright
 
 
-def distance(shape: str, dx: Field, dy: Field, radius: float) -> Field:
-    """How far each offset lies outside a shape of this radius, negative inside (near the edge)."""
+def signed_distance(shape: str, dx: Field, dy: Field, radius: float) -> Field:
+    """Return how far each offset is outside a shape of this radius; negative inside."""
     r = np.float32(radius)
     ax, ay = np.abs(dx), np.abs(dy)
     match shape:
@@ -194,4 +196,4 @@ def distance(shape: str, dx: Field, dy: Field, radius: float) -> Field:
             slope = ax * np.float32(0.5) + ay * np.float32(0.8660254)
             return np.maximum(ax, slope) - np.float32(0.92) * r
         case _:
-            raise BadInput(f"no shape {shape!r} to draw")
+            raise UserError(f"Unknown shape {shape!r}.")

@@ -1,9 +1,9 @@
 """Sentences to classify, whose deciding words are known by intervention.
 
-A sentence reports what several people said. Its class is what the speakers themselves ("we", "i")
-said: of food, weather or travel, and whether they praised it. What others said is there to
-mislead, and a negation turns praise into complaint. A word decides when putting a neutral word of
-the same sort in its place changes the class: the speaker, the topic, the judgement, the negation.
+A sentence reports the opinions of several people. Its class is the opinion of the speakers ("we",
+"i"): food, weather or travel, and praise or complaint. The opinions of others are distractors, and
+a negation turns praise into complaint. A word decides if replacing it by a neutral word of the same
+kind changes the class: the speaker, the topic, the judgement, the negation.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,11 @@ import torch
 from overt.attention import AttentionMap
 from overt.attention import words as words_of
 from overt.data.batch import Batch
-from overt.data.scenes.views import (
-    PROBES,
-    TEXTS,
-    Kept,
-    check,
-    even,
-    fingerprint,
-    part_of,
-    rows,
-)
-from overt.data.scenes.world import Dice, key
-from overt.data.vocabulary import Vocabulary, pad, tokenize
-from overt.geometry import TextGeometry
+from overt.data.scenes.view_dataset import SceneView, balanced_class, split_of_text
+from overt.data.scenes.world import Dice, scene_rng
+from overt.data.vocabulary import Vocabulary, pad_texts, tokenize
 
-STREAM, CLASS = 22, 23  # purposes in `world.key`
+STREAM, CLASS = 22, 23  # purposes in `world.scene_rng`
 
 SELVES = ("we", "i")
 OTHERS = ("they", "critics", "neighbours", "visitors", "children", "friends", "strangers")
@@ -60,13 +50,13 @@ WORDS: tuple[str, ...] = tuple(
 
 @lru_cache(maxsize=1)
 def vocabulary() -> Vocabulary:
-    """All words a sentence can have, the neutral ones included, the same for every split."""
+    """Return all words of sentences, including neutral ones, the same for every split."""
     return Vocabulary(WORDS)
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """A text, its words with the characters of each, its class, and the words that decide it."""
+class LabelledSentence:
+    """A text, its words with the characters of each, its class, and the deciding words."""
 
     text: str
     words: tuple[str, ...]
@@ -75,10 +65,10 @@ class Sentence:
     deciding: tuple[int, ...]
 
 
-def class_of(words: Sequence[str]) -> int | None:
-    """The class of a sentence: what the only clause of the speakers themselves says.
+def sentence_class(words: Sequence[str]) -> int | None:
+    """Return the class of a sentence, from the only clause of the speakers.
 
-    None where they say nothing, or nothing about a topic, or pass no judgement.
+    None if they have no clause, no topic, or no judgement.
     """
     own = [clause for clause in _clauses(words) if clause[0] in SELVES]
     if len(own) != 1:
@@ -91,8 +81,8 @@ def class_of(words: Sequence[str]) -> int | None:
     return CLASSES.index(f"{'praise' if verdicts[0] != turned else 'complaint'} of {topics[0]}")
 
 
-def neutral(word: str) -> str:
-    """The neutral word of the same sort."""
+def neutral_word(word: str) -> str:
+    """Return the neutral word of the same kind."""
     if word in SELVES or word in OTHERS:
         return NEUTRAL_PERSON
     if word in TOPIC_OF:
@@ -102,32 +92,32 @@ def neutral(word: str) -> str:
     return NEUTRAL_WORD if word in NOT or word in INTENSE else word
 
 
-def deciding(words: Sequence[str]) -> tuple[int, ...]:
-    """The words whose neutral replacement, one at a time, changes the class."""
-    base = class_of(words)
+def deciding_words(words: Sequence[str]) -> tuple[int, ...]:
+    """Return the words whose neutral replacement, one at a time, changes the class."""
+    base = sentence_class(words)
     return tuple(
         place
         for place, word in enumerate(words)
-        if class_of([*words[:place], neutral(word), *words[place + 1 :]]) != base
+        if sentence_class([*words[:place], neutral_word(word), *words[place + 1 :]]) != base
     )
 
 
-def sentence(split: str, seed: int, index: int) -> Sentence:
-    """A sentence; the classes are even, and no text is in two splits."""
-    label = even(len(CLASSES), split, seed, index, CLASS)
-    dice = Dice(key(split, seed, index, STREAM))
+def make_sentence(split: str, seed: int, index: int) -> LabelledSentence:
+    """Return a sentence; classes are balanced, and no text is in two splits."""
+    label = balanced_class(len(CLASSES), split, seed, index, CLASS)
+    dice = Dice(scene_rng(split, seed, index, STREAM))
     while True:
-        text = _written(label, dice)
-        if part_of(text) == split:
+        text = _write_sentence(label, dice)
+        if split_of_text(text) == split:
             found = tokenize(text)
             words = tuple(word for word, _, _ in found)
-            assert class_of(words) == label
+            assert sentence_class(words) == label
             spans = tuple((start, end) for _, start, end in found)
-            return Sentence(text, words, spans, label, deciding(words))
+            return LabelledSentence(text, words, spans, label, deciding_words(words))
 
 
-def _written(label: int, dice: Dice) -> str:
-    """One clause of our own among one or two of others, in any order."""
+def _write_sentence(label: int, dice: Dice) -> str:
+    """Write one clause of the speakers and one or two of others, in random order."""
     verdict, _, topic = CLASSES[label].partition(" of ")
     clauses = [_clause(dice.pick(SELVES), topic, verdict == "praise", dice)]
     clauses += [
@@ -151,7 +141,7 @@ def _clause(person: str, topic: str, praise: bool, dice: Dice) -> str:
 
 
 def _clauses(words: Sequence[str]) -> list[list[str]]:
-    """The clauses of a sentence, each from its person on."""
+    """Return the clauses of a sentence, each starting with its person."""
     clauses: list[list[str]] = []
     for word in words:
         if word in SELVES or word in OTHERS or word == NEUTRAL_PERSON:
@@ -161,40 +151,42 @@ def _clauses(words: Sequence[str]) -> list[list[str]]:
     return clauses
 
 
-class Sentences:
-    """Sentences to classify; `target` says evenly which words decide. There are no images."""
+class Sentences(SceneView[LabelledSentence]):
+    """Sentences to classify; `target` is uniform over the deciding words. There are no images.
+
+    Args:
+        split: `train`, `val` or `test`.
+        seed: Seed of the items.
+        count: Number of items.
+
+    Raises:
+        UserError: A setting is invalid.
+
+    Example:
+        >>> data = Sentences("train", seed=0, count=3)
+        >>> len(data)
+        3
+    """
 
     name = "scenes-sentences"
 
     def __init__(self, split: str, seed: int, count: int) -> None:
-        check(split, seed, count)
-        self.split, self.seed, self.count = str(split), seed, count
+        super().__init__(split, seed, count)
         self.classes, self.vocabulary = CLASSES, vocabulary()
-        self._item = Kept(self._make, TEXTS)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def digest(self) -> str:
-        """A hash of every setting and of the first items."""
-        settings = (self.name, self.split, self.seed, self.count)
-        return fingerprint(self.batch(range(min(PROBES, self.count))), *settings)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The sentences named, one sample each."""
-        chosen = rows(indices, self.count)
-        items = [self._item(index) for index in chosen]
-        tokens, mask, spans = pad(
-            [self.vocabulary.encode(item.words) for item in items],
-            [item.spans for item in items],
+        """Return the sentences at `indices`, one sample each."""
+        ids, items = self._items(indices)
+        tokens, mask, text = pad_texts(
+            [item.text for item in items],
+            [(self.vocabulary.encode(item.words), item.spans) for item in items],
         )
         wanted = torch.zeros(tokens.shape)
         for row, item in enumerate(items):
             wanted[row, list(item.deciding)] = 1
-        text = TextGeometry(tuple(item.text for item in items), spans)
         keys = words_of(tokens.shape[1], geometry=text)
         return Batch(
-            ids=tuple(f"{self.name}-{self.split}-{self.seed}-{index:06d}" for index in chosen),
+            ids=tuple(ids),
             tokens=tokens,
             token_mask=mask,
             text=text,
@@ -202,5 +194,5 @@ class Sentences:
             target=AttentionMap.from_cells(wanted, keys, mask).normalize(),
         )
 
-    def _make(self, index: int) -> Sentence:
-        return sentence(self.split, self.seed, index)
+    def _make(self, index: int) -> LabelledSentence:
+        return make_sentence(self.split, self.seed, index)

@@ -1,8 +1,8 @@
-"""The things of a scene, where they lie, and the interventions that change one of them.
+"""Scenes of the synthetic world: things, their layout, and interventions on them.
 
-Everything is in unit coordinates (x to the right, y down, both in 0..1), so that one scene can be
-drawn at any size. A scene follows from (split, seed, index) alone; the split is part of the random
-key, so that no training scene can ever be a test scene.
+Coordinates are in the unit square (x to the right, y down), so that a scene can be rendered at any
+size. A scene follows from (split, seed, index) alone; the split is part of the random key, so that
+no training scene can be a test scene.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from overt.errors import BadInput
+from overt.errors import UserError
 
 SHAPES = ("circle", "square", "triangle", "cross", "ring", "diamond")
 COLORS = ("red", "green", "blue", "yellow", "purple", "cyan", "orange", "white")
@@ -26,15 +26,15 @@ VALUES: dict[str, tuple[str, ...]] = {
     "texture": TEXTURES,
 }
 ATTRIBUTES = tuple(VALUES)
-# One value an attribute that no word names: a thing changed to it leaves every description.
+# Values without a word: a thing changed to one no longer fits any description.
 NEUTRAL = {"shape": "hexagon", "color": "gray", "size": "tiny", "texture": "dotted"}
 RADII = {"tiny": 0.05, "small": 0.075, "medium": 0.11, "large": 0.155}
 SPLITS = {"train": 0, "val": 1, "test": 2}
 FEWEST, MOST = 4, 8
 
-REACH = 1.1  # the tip of the furthest reaching shape (the diamond), in radii
-EDGE = 0.01  # the least gap between a thing and the border
-OVERLAP = 0.2  # how far a thing may overlap others, in sums of radii
+REACH = 1.1  # extent of the largest shape (the diamond), in radii
+EDGE = 0.01  # smallest gap between a thing and the border
+OVERLAP = 0.2  # largest overlap of a thing with others, in sums of radii
 TRIES = 24
 
 Item = TypeVar("Item")
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """One thing: four attributes as words, its centre, and how brightly it is lit."""
+    """A thing: four attributes as words, its centre, and its brightness."""
 
     shape: str
     color: str
@@ -54,12 +54,12 @@ class Thing:
 
     @property
     def radius(self) -> float:
-        """The radius in unit coordinates, which follows from the size."""
+        """Radius in unit coordinates, which follows from the size."""
         return RADII[self.size]
 
 
 class Stroke(NamedTuple):
-    """One stroke of clutter from (x, y) along (dx, dy); a speck when that is short."""
+    """A stroke of clutter from (x, y) along (dx, dy); a short one is a speck."""
 
     x: float
     y: float
@@ -72,7 +72,7 @@ class Stroke(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Two colours that alternate in a slanted wave, grain, and clutter that belongs to no thing."""
+    """Two colours that alternate in a slanted wave, grain, and clutter."""
 
     near: tuple[float, float, float]
     far: tuple[float, float, float]
@@ -94,7 +94,7 @@ class Scene:
 
 
 class Dice:
-    """Single draws from a numpy generator, taken in blocks because calls are slow."""
+    """Single random draws from a NumPy generator, buffered in blocks because calls are slow."""
 
     def __init__(self, rng: np.random.Generator, block: int = 256) -> None:
         self.rng = rng
@@ -102,62 +102,64 @@ class Dice:
         self._left: list[float] = []
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
         if not self._left:
             self._left = self.rng.random(self.block).tolist()
         return self._left.pop()
 
     def uniform(self, low: float | int, high: float | int) -> float:
-        """A number in [low, high)."""
+        """Return a number in [low, high)."""
         return low + (high - low) * self.random()
 
     def below(self, count: int) -> int:
-        """A whole number in 0..count-1."""
+        """Return an integer in 0..count-1."""
         return int(self.random() * count)
 
     def pick(self, items: Sequence[Item]) -> Item:
-        """One of the items, all equally likely."""
+        """Return one of the items, uniformly."""
         return items[int(self.random() * len(items))]
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
-        """`count` different items in random order."""
+        """Return `count` different items in random order."""
         pool = list(items)
         return [pool.pop(int(self.random() * len(pool))) for _ in range(count)]
 
 
-def key(split: str, seed: int, index: int, *purpose: int) -> np.random.Generator:
-    """The generator of one scene; another split, seed, index or purpose is another stream."""
+def scene_rng(split: str, seed: int, index: int, *purpose: int) -> np.random.Generator:
+    """Return the random generator of a scene; each `purpose` has a stream of its own."""
     if split not in SPLITS:
-        raise BadInput(f"no split {split!r} of scenes: choose one of {', '.join(SPLITS)}")
+        raise UserError(f"Unknown split {split!r} of scenes: choose from {', '.join(SPLITS)}.")
     if seed < 0 or index < 0:
-        raise BadInput(f"seed {seed} and index {index} of a scene must not be negative")
+        raise UserError(f"seed and index of a scene must not be negative, got {seed} and {index}.")
     return np.random.default_rng([SPLITS[split], seed, index, *purpose])
 
 
-def scene(split: str, seed: int, index: int) -> Scene:
-    """A scene of 4 to 8 random things, without any question in mind."""
-    dice = Dice(key(split, seed, index, 0))
+def random_scene(split: str, seed: int, index: int) -> Scene:
+    """Generate a scene of 4 to 8 random things, independent of any question."""
+    dice = Dice(scene_rng(split, seed, index, 0))
     while True:
         count = FEWEST + dice.below(MOST - FEWEST + 1)
-        kinds = [random_kind(dice) for _ in range(count)]
-        spots = places(dice, [kind["size"] for kind in kinds])
+        kinds = [random_attributes(dice) for _ in range(count)]
+        spots = place_things(dice, [kind["size"] for kind in kinds])
         if spots is not None:
-            things = tuple(put(dice, kind, spot) for kind, spot in zip(kinds, spots, strict=True))
-            return Scene(split, seed, index, things, background(dice))
+            things = tuple(
+                make_thing(dice, kind, spot) for kind, spot in zip(kinds, spots, strict=True)
+            )
+            return Scene(split, seed, index, things, random_background(dice))
 
 
-def random_kind(dice: Dice) -> dict[str, str]:
-    """Every attribute drawn alone and evenly."""
+def random_attributes(dice: Dice) -> dict[str, str]:
+    """Draw every attribute independently and uniformly."""
     return {name: dice.pick(values) for name, values in VALUES.items()}
 
 
-def put(dice: Dice, kind: dict[str, str], spot: tuple[float, float]) -> Thing:
-    """A thing of this kind at this spot, lit at random."""
+def make_thing(dice: Dice, kind: dict[str, str], spot: tuple[float, float]) -> Thing:
+    """Return a thing with these attributes at this position, with random brightness."""
     return Thing(**kind, x=spot[0], y=spot[1], shade=dice.uniform(0.84, 1.0))
 
 
-def background(dice: Dice) -> Background:
-    """A muted two-coloured texture with 6 to 14 strokes and specks of any colour."""
+def random_background(dice: Dice) -> Background:
+    """Draw a muted two-coloured texture with 6 to 14 strokes and specks of any colour."""
     level = dice.uniform(45.0, 115.0)
     near, far = (
         (
@@ -168,13 +170,13 @@ def background(dice: Dice) -> Background:
         for _ in range(2)
     )
     wave = (dice.uniform(-6.0, 6.0), dice.uniform(-6.0, 6.0), dice.random())
-    strokes = tuple(stroke(dice) for _ in range(6 + dice.below(9)))
+    strokes = tuple(random_stroke(dice) for _ in range(6 + dice.below(9)))
     grain_seed = int(dice.random() * 2**48)
     return Background(near, far, wave, dice.uniform(8.0, 20.0), grain_seed, strokes)
 
 
-def stroke(dice: Dice) -> Stroke:
-    """A short stroke, or a speck one time in three."""
+def random_stroke(dice: Dice) -> Stroke:
+    """Draw a short stroke, or a speck one time in three."""
     long = 0.006 if dice.random() < 1 / 3 else dice.uniform(0.03, 0.12)
     slant, turn = dice.uniform(-1.0, 1.0), dice.random() < 0.5
     dx, dy = (long, long * slant) if turn else (long * slant, long)
@@ -182,19 +184,19 @@ def stroke(dice: Dice) -> Stroke:
     return Stroke(x, y, dx, dy, dice.below(256), dice.below(256), dice.below(256))
 
 
-# --- where things may lie -------------------------------------------------------------------------
+# --- layout -------------------------------------------------------------------------
 
 
-def places(
+def place_things(
     dice: Dice,
     sizes: Sequence[str],
     apart: Sequence[tuple[int, int, int, float]] = (),
 ) -> list[tuple[float, float]] | None:
-    """A spot for each thing, or None when there was no room.
+    """Return a position for each thing, or None if there was no room.
 
-    Things may overlap a little, as `fits` says, which keeps at least 55 % of each visible. `apart`
-    holds (i, j, axis, gap): thing j lies further along the axis (0 for x, 1 for y) than thing i by
-    at least the gap. The largest are placed first, where there is still room for them.
+    Things may overlap a little, see `is_valid_layout`, which keeps at least 55 % of each visible.
+    `apart` holds (i, j, axis, gap): thing j is further along the axis (0 for x, 1 for y) than thing
+    i by at least the gap. The largest things are placed first, while there is room for them.
     """
     lows = [REACH * RADII[size] + EDGE for size in sizes]
     spots: list[tuple[float, float]] = [(-9.0, -9.0)] * len(sizes)
@@ -215,8 +217,8 @@ def places(
     return spots
 
 
-def fits(things: Sequence[Thing]) -> bool:
-    """Whether all things lie inside the frame, and overlap no more than is allowed.
+def is_valid_layout(things: Sequence[Thing]) -> bool:
+    """Return whether all things are inside the frame and overlap no more than allowed.
 
     Two things overlap by 1 - distance / sum of radii; for each thing this may add up to 0.2.
     """
@@ -237,7 +239,7 @@ def _range(
     spots: Sequence[tuple[float, float]],
     apart: Sequence[tuple[int, int, int, float]],
 ) -> tuple[float, float, float, float]:
-    """Between which x and which y thing j may lie; a partner not yet placed is left its room."""
+    """Return the limits of x and y for thing j, leaving room for partners not yet placed."""
     ends = [[lows[j], 1 - lows[j]], [lows[j], 1 - lows[j]]]
     for first, second, axis, gap in apart:
         if j == first:
@@ -259,7 +261,7 @@ def _add_load(
     sizes: Sequence[str],
     load: list[float],
 ) -> bool:
-    """Whether thing j may lie at (x, y); if so, its overlap with the others is added to `load`."""
+    """Return whether thing j fits at (x, y); if so, add its overlaps to `load`."""
     total, hits = 0.0, []
     for i in others:
         dx, dy = x - spots[i][0], y - spots[i][1]
@@ -276,37 +278,30 @@ def _add_load(
     return True
 
 
-# --- descriptions and interventions ---------------------------------------------------------------
+# --- interventions --------------------------------------------------------------------------------
 
 
-def described(things: Sequence[Thing], **attributes: str) -> tuple[int, ...]:
-    """The indices of the things that have all these attributes."""
-    wanted = attributes.items()
-    return tuple(
-        i for i, thing in enumerate(things) if all(getattr(thing, n) == v for n, v in wanted)
-    )
-
-
-def without(scene: Scene, i: int) -> Scene:
-    """The scene with thing i taken away; all else stays, to the pixel."""
+def remove_thing(scene: Scene, i: int) -> Scene:
+    """Return the scene without thing i; everything else stays the same."""
     return replace(scene, things=scene.things[:i] + scene.things[i + 1 :])
 
 
-def changed(scene: Scene, i: int, **attributes: str) -> Scene:
-    """The scene with some attributes of thing i changed; all else stays, to the pixel."""
+def change_thing(scene: Scene, i: int, **attributes: str) -> Scene:
+    """Return the scene with some attributes of thing i changed; everything else stays the same."""
     new = replace(scene.things[i], **attributes)  # type: ignore[arg-type]
     return replace(scene, things=(*scene.things[:i], new, *scene.things[i + 1 :]))
 
 
 def hard_negative(scene: Scene, rng: np.random.Generator) -> tuple[Scene, int, str]:
-    """A scene that differs in exactly one attribute of one thing: (scene, which thing, attribute).
+    """Return a scene that differs in one attribute of one thing: (scene, index, attribute).
 
-    The thing and the attribute are drawn evenly; a new size for which there is no room is not used.
+    The thing and the attribute are drawn uniformly; a new size for which there is no room is not
+    used.
     """
     dice = Dice(rng)
     while True:
         i, name = dice.below(len(scene.things)), dice.pick(ATTRIBUTES)
         old = getattr(scene.things[i], name)
-        other = changed(scene, i, **{name: dice.pick([v for v in VALUES[name] if v != old])})
-        if name != "size" or fits(other.things):
+        other = change_thing(scene, i, **{name: dice.pick([v for v in VALUES[name] if v != old])})
+        if name != "size" or is_valid_layout(other.things):
             return other, i, name

@@ -2,16 +2,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overt.data.scenes.claims import Setting, claims, step, true_of
-from overt.data.scenes.language import WORDS
+from overt.data.scenes.claims import BackgroundClaim, is_true_caption, parse_claims
+from overt.data.scenes.noun_phrases import WORDS
+from overt.data.scenes.questions import signed_offset
 from overt.data.scenes.world import Background, Scene, Stroke, Thing
-from overt.errors import BadInput
+from overt.errors import UserError
 
 STROKE = Stroke(0.5, 0.5, 0.1, 0.0, 0, 0, 0)
 
 
-def made(level=60.0, strokes=6):
-    """Two red rings, a blue square and a white circle, on ground of a given level and clutter."""
+def make_scene(level=60.0, strokes=6):
+    """Two red rings, a blue square and a white circle; the background is configurable."""
     ground = Background((level,) * 3, (level,) * 3, (0.0, 0.0, 0.0), 8.0, 0, (STROKE,) * strokes)
     things = (
         Thing("ring", "red", "large", "striped", 0.2, 0.2),
@@ -65,13 +66,13 @@ two rings on a dim background""".splitlines()
 
 
 @pytest.mark.parametrize("text", TRUE)
-def test_what_is_so(text):
-    assert true_of(text, made())
+def test_true_captions_are_true(text):
+    assert is_true_caption(text, make_scene())
 
 
 @pytest.mark.parametrize("text", FALSE)
-def test_what_is_not_so(text):
-    assert not true_of(text, made())
+def test_false_captions_are_false(text):
+    assert not is_true_caption(text, make_scene())
 
 
 @pytest.mark.parametrize(
@@ -80,34 +81,34 @@ def test_what_is_not_so(text):
      "six things on a red background", "a big picture with two rings", "two rings and the square",
      "the square is a thing"],
 )  # fmt: skip
-def test_what_says_nothing_is_refused(text):
-    with pytest.raises(BadInput):
-        claims(text)
+def test_invalid_captions_raise(text):
+    with pytest.raises(UserError):
+        parse_claims(text)
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=12))
 @settings(max_examples=150)
-def test_any_words_are_read_or_refused(words):
+def test_any_words_are_parsed_or_raise(words):
     try:
-        found = claims(" ".join(words))
-    except BadInput:
+        found = parse_claims(" ".join(words))
+    except UserError:
         return
-    assert found and all(claim.holds(made()) in (True, False) for claim in found)
+    assert found and all(claim.holds(make_scene()) in (True, False) for claim in found)
 
 
 @pytest.mark.parametrize(
     ("level", "strokes", "words"),
     [(74.0, 8, "dark calm"), (76.0, 9, ""), (84.0, 11, ""), (86.0, 12, "dim busy")],
 )
-def test_a_background_between_two_words_has_neither(level, strokes, words):
-    shown = made(level, strokes)
-    true = [word for word in ("dark", "dim", "calm", "busy") if Setting(word).holds(shown)]
+def test_background_between_two_words_has_neither(level, strokes, words):
+    shown = make_scene(level, strokes)
+    true = [word for word in ("dark", "dim", "calm", "busy") if BackgroundClaim(word).holds(shown)]
     assert true == words.split()
 
 
 @pytest.mark.parametrize(
-    ("relation", "far"), [("left", 0.3), ("right", -0.3), ("above", 0.6), ("below", -0.6)]
+    ("relation", "offset"), [("left", 0.3), ("right", -0.3), ("above", 0.6), ("below", -0.6)]
 )
-def test_steps_by_hand(relation, far):
-    things = made().things
-    assert step(relation, things[0], things[2]) == pytest.approx(far)
+def test_signed_offset_matches_hand_computed_values(relation, offset):
+    things = make_scene().things
+    assert signed_offset(relation, things[0], things[2]) == pytest.approx(offset)

@@ -1,0 +1,1 @@
+"""Triton kernels for supervised rows, their launch code, and their registration as operators."""

@@ -1,0 +1,1 @@
+"""Layouts and geometry of the positions in a model's input."""

@@ -1,1 +1,0 @@
-"""What the positions of a model's input are: layouts and geometry, measured and read."""

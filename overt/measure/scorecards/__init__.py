@@ -1,1 +1,0 @@
-"""One scorecard for any model and any map: what to ask, of which maps, how sure one can be."""

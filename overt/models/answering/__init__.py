@@ -1,1 +1,0 @@
-"""Answering questions about images: eyes, readers, and ways to look."""

@@ -1,1 +1,0 @@
-"""Captioners, and how a decoder writes: greedily, by chance, with beams."""

@@ -1,1 +1,0 @@
-"""Hard attention: which cells stay, what is made of them, and the networks of the paper."""

@@ -1,1 +1,0 @@
-"""Frozen networks for photos, whose cells are computed once."""

@@ -1,1 +1,0 @@
-"""Hard attention in Transformers: tokens that go, or merge, between the layers of any encoder."""

@@ -1,1 +1,0 @@
-"""VL-BERT: one Transformer over words and image regions, whose attention can be supervised."""

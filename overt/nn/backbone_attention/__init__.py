@@ -1,0 +1,1 @@
+"""Attach learned attention to a pretrained backbone."""

@@ -1,0 +1,1 @@
+"""Image captioning: a Transformer captioner and decoding strategies."""

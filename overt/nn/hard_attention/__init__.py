@@ -1,0 +1,1 @@
+"""Hard attention (HAN, AdaHAN): select cells by their norm and aggregate the kept ones."""

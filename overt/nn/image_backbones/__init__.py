@@ -1,0 +1,1 @@
+"""Frozen image backbones, whose features are computed once."""

@@ -1,0 +1,1 @@
+"""Learned attention of "Learn To Pay Attention" (LTPA)."""

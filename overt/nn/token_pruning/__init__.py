@@ -1,0 +1,1 @@
+"""Token pruning and token merging in Transformer encoders."""

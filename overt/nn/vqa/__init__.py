@@ -1,0 +1,1 @@
+"""Visual question answering: image encoders, question encoders and attention."""

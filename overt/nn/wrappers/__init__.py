@@ -1,0 +1,1 @@
+"""Wrap any PyTorch model as an `AttentionModel`: inputs, masks, and attention maps."""

@@ -1,0 +1,1 @@
+"""Implementations of five papers: recipes, networks, training, evaluation and tables."""

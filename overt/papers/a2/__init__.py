@@ -1,0 +1,1 @@
+"""Attention-Aligned Transformer for Image Captioning (Fei, AAAI 2022)."""

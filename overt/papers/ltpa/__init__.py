@@ -1,0 +1,1 @@
+"""Learn to Pay Attention (Jetley, Lord, Lee and Torr, ICLR 2018)."""

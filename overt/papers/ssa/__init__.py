@@ -1,0 +1,1 @@
+"""Self Supervision for Attention Networks (Patro et al., WACV 2021)."""

@@ -1,0 +1,1 @@
+"""Attending Self-Attention: visually grounded supervision (Samaran et al., 2021)."""

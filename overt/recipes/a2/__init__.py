@@ -1,1 +1,0 @@
-"""The attention-aligned captioner: recipes, their numbers, how they are built and judged."""

@@ -1,1 +1,0 @@
-"""Hard attention: recipes, their numbers, how they are built and judged."""

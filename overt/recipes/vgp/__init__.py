@@ -1,1 +1,0 @@
-"""Grounded supervision of vision-and-language Transformers: recipes, tables and what they build."""

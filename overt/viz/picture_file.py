@@ -1,0 +1,85 @@
+"""Write the picture of a map in one call: over its photo, over its text, or as a page."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from overt import io
+from overt.attention import AttentionMap, Kind
+from overt.viz.notebook import view
+from overt.viz.panel import choose, make_panel, text_spans, text_weights, weight_row
+from overt.viz.photo_overlay import image_cells, overlay, save_png
+from overt.viz.text_heatmap import text_heatmap_svg
+
+CELL = 32  # pixels of a cell drawn without a photo
+
+
+def save_picture(
+    path: Path | str,
+    attention: AttentionMap,
+    photo: UInt8[np.ndarray, "y x 3"] | Image.Image | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    query: str | int | None = None,
+) -> Path:
+    """Write one sample of a map: `.png` over its photo, `.svg` over its text, `.html` as a page.
+
+    Args:
+        path: file to write; the suffix chooses the format.
+        attention: map of one sample.
+        photo: photo of the sample; None draws the cells on white.
+        layer: layer to draw; None: the last. The page has all.
+        head: head to draw; None: the mean of all.
+        query: query to draw, by token, name or index; None: the class token, else the mean.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: if the format is not supported, or the map has several samples, signed weights,
+            or neither an image (`.png`) nor a text (`.svg`) among its keys.
+        UserError: if the layer, head or query does not exist.
+
+    Example:
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> from overt.attention import grid
+        >>> heat = AttentionMap.from_cells(torch.rand(1, 6), grid(2, 3))
+        >>> with TemporaryDirectory() as folder:
+        ...     Image.open(save_picture(f"{folder}/heat.png", heat)).size  # width, height
+        (288, 192)
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in (".png", ".svg", ".html"):
+        raise ValueError(f"Unsupported format {path.suffix!r} of {path}: use .png, .svg or .html.")
+    if kind == ".html":
+        view(attention, photo, layer=layer, head=head, query=query).save(path)
+    elif kind == ".svg":
+        io.write_text(path, _text_svg(attention, layer, head, query))
+    else:
+        cells, geometry = image_cells(attention, layer, head, query)
+        if photo is None:  # cells that a crop made oblong are drawn as squares
+            rows, columns = cells.shape
+            photo = np.full((rows * CELL, columns * CELL, 3), 255, np.uint8)
+            geometry = None
+        save_png(path, overlay(photo, cells, geometry))
+    return path
+
+
+def _text_svg(
+    attention: AttentionMap, layer: int | None, head: int | None, query: str | int | None
+) -> str:
+    if attention.kind is Kind.SIGNED:
+        raise ValueError("expected weights that are not negative, got signed ones: use positive()")
+    spans = text_spans(attention.keys)
+    if len(spans) != 1:
+        raise ValueError(
+            f"expected one text with characters among the keys, got {len(spans)} in "
+            f"{attention.keys!r}: make the layout with overt.words(n, geometry=TextGeometry(...))"
+        )
+    shown = make_panel(attention)
+    weights = weight_row(shown, choose(shown, layer, head, query))
+    return text_heatmap_svg(*text_weights(spans[0], weights))
