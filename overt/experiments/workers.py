@@ -233,7 +233,9 @@ class _Worker:
     def __init__(self, environment: dict[str, str], launcher: Sequence[str] = ()) -> None:
         self.environment, self.exited = environment, False
         self.index, self.log, self.offset = -1, Path(os.devnull), 0
-        self.reader: threading.Thread | None = None
+        # Not the thread itself: after a signal during its start, a thread cannot be joined.
+        self.read_ended = threading.Event()
+        self.read_ended.set()
         # `-P`: with `-m` alone, the working directory would come first on the import path.
         command = [sys.executable, "-P", "-m", WORKER]
         if launcher:
@@ -272,9 +274,11 @@ class _Worker:
                 results.put((self, self.read_result()))
             except Exception as error:  # raised again in the thread of the caller
                 results.put((self, error))
+            finally:
+                self.read_ended.set()
 
-        self.reader = threading.Thread(target=read, daemon=True)
-        self.reader.start()
+        self.read_ended.clear()
+        threading.Thread(target=read, daemon=True).start()
 
     def new_output(self) -> list[str]:
         """Return the complete lines of the log since the last call."""
@@ -312,11 +316,9 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.reader is not None:
-            self.reader.join(1.0)
-            if self.reader.is_alive():  # a process that the worker left behind has the pipe open
-                return
-        self.stdout.close()
+        # Otherwise a process that the worker left behind has the pipe open.
+        if self.read_ended.wait(1.0):
+            self.stdout.close()
 
 
 def _environments(count: int, devices: set[str], local: bool = True) -> list[dict[str, str]]:

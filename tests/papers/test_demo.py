@@ -304,6 +304,22 @@ def test_a_signal_stops_all_workers_and_starts_no_more(
     assert after == before
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_a_signal_while_a_reader_starts_stops_the_workers(
+    run_workers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        if started:
+            start(thread)
+        raise RunInterrupted("stopped", signal.SIGTERM)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(RunInterrupted, match="same command"):
+        run_workers("sleep", "sleep")
+
+
 def test_run_requests_works_in_a_thread(run_workers: Callable[..., list[str]]) -> None:
     found: list[list[str]] = []
     thread = threading.Thread(target=lambda: found.append(run_workers("0")))
