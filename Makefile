@@ -98,6 +98,8 @@ APART = $(PIP) --timeout 20 --retries 1 --no-deps
 	  || echo "kvpress cannot be installed: comparisons with it will be skipped"
 	@$(APART) quantus==0.6.0 pandas==3.1.1 opencv-python==5.0.0.93 cachetools==8.0.0 \
 	  || echo "quantus cannot be installed: comparisons with it will be skipped"
+	@$(APART) shap==0.51.0 slicer==0.0.8 \
+	  || echo "shap cannot be installed: comparisons with it will be skipped"
 	@$(APART) --upgrade --target .venv/integrations datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 \
 	  pyarrow==26.0.1 xxhash==4.1.0 polars==2.1.0 polars-runtime-32==2.1.0 wandb==0.31.0 \
 	  mlflow-skinny==3.17.2 databricks-sdk==0.156.0 sqlparse==0.6.1 importlib-metadata==9.1.0 \

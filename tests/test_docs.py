@@ -360,6 +360,7 @@ LIBRARIES = {  # name on the page: pip name and module
     "scikit-image": ("scikit-image", "skimage"),
     "scikit-learn": ("scikit-learn", "sklearn"),
     "SciPy": ("scipy", "scipy"),
+    "SHAP": ("shap", "shap"),
     "timm": ("timm", "timm"),
     "torchmetrics": ("torchmetrics", "torchmetrics"),
     "transformers": ("transformers", "transformers"),
