@@ -5,6 +5,7 @@ PYTHON ?= python3
 JOBS ?= 2
 TESTFLAGS ?=
 SPEEDFLAGS ?=
+DOCSFLAGS ?=
 
 BIN := .venv/bin
 # Every installation writes a report of its files: .ci/audit.py compares them with .ci/hashes.txt.
@@ -54,8 +55,8 @@ speed: .venv/.apart  ## compare speed with alternatives, about 15 minutes; write
 	@mkdir -p build
 	$(BIN)/python benchmarks/speed.py --out build/speed.json --figures build $(SPEEDFLAGS)
 
-docs: .venv/.dev  ## build the pages into site/
-	$(BIN)/python docs/build.py site
+docs: .venv/.dev  ## build the pages of this version into site/
+	$(BIN)/python docs/build.py site $(DOCSFLAGS)
 
 freeze: .venv/.dev  ## update the stored command-line flags after an intended change
 	$(BIN)/python tests/freeze.py

@@ -1,14 +1,20 @@
 """Build the documentation: README.md, other pages of the root, docs/*.md, and the API reference.
 
-    python docs/build.py [SITE]
+    python docs/build.py [SITE] [--version 0.1] [--url https://example.org/overt/]
 
-The site has the layout of the repository, so that links work in both: a link to a page leads to its
-HTML, a link to a package to its names, a link to a module to its source, any other file is copied.
+writes the version in pyproject.toml, or another one, to SITE/0.1/ and, if it is the newest one,
+SITE/latest/; other versions in SITE are preserved (docs/versions.py). With the address of the site,
+canonical links are absolute, as search engines prefer them.
+
+A version has the layout of the repository, so that links work in both: a link to a page leads to
+its HTML, a link to a package to its names, a link to a module to its source, any other file is
+copied.
 The reference has public names only (docs/reference.py). docs/index.md defines the order and the
 groups of the navigation; pages that it does not list come last. The site needs no server and can
 be searched from a disk. If internal links are broken, they are printed and the exit code is 1.
 """
 
+import argparse
 import html
 import json
 import os
@@ -35,6 +41,7 @@ from pygments.lexers import PythonConsoleLexer, PythonLexer
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import api
 import reference
+import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
@@ -293,25 +300,50 @@ def relative(target: str, place: str) -> str:
     return posixpath.relpath(path, posixpath.dirname(place) or ".") + (f"#{mark}" if mark else "")
 
 
+def canonical(place: str, url: str) -> str:
+    """Return the address of a page in the newest version: the one that search engines list."""
+    if url:
+        return f"{url.rstrip('/')}/{versions.LATEST}/{place}"
+    return relative(f"../{versions.LATEST}/{place}", place)
+
+
 def title(text: str, name: str) -> str:
     """Return the first heading of a page, or the name of its file."""
     found = re.search(r"^# +(.+)$", text, re.MULTILINE)
     return re.sub(r"[`*]", "", found[1]) if found else Path(name).stem
 
 
-def build(root: Path, out: Path) -> None:
-    """Write the site to `out`, which is replaced only when everything is written."""
-    site = Site(root)
-    texts = site.texts
-    titles = {name: title(texts[name], name) for name in site.pages}
-    contents = groups(texts.get("docs/index.md", ""), titles, site.pages)
-    order = [page for group in contents for page in group.pages]
-    templates = jinja2.Environment(
+def template_loader() -> jinja2.Environment:
+    """Return the environment that loads the templates of the site."""
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def build_versions(root: Path, out: Path, version: str, url: str = "") -> None:
+    """Write a version of the site to a folder that may have other versions."""
+    templates = template_loader()
+
+    def page(name: str, found: list[str]) -> str:
+        return templates.get_template(name).render(versions=found, latest=versions.LATEST, url=url)
+
+    versions.add_version(out, version, lambda folder: build(root, folder, version, url), page)
+
+
+def build(root: Path, out: Path, version: str = "", url: str = "") -> None:
+    """Write one version to `out`, which is replaced only when everything is written.
+
+    Without `version` the pages have neither a version nor a canonical link.
+    """
+    site = Site(root)
+    texts = site.texts
+    titles = {name: title(texts[name], name) for name in site.pages}
+    contents = groups(texts.get("docs/index.md", ""), titles, site.pages)
+    order = [page for group in contents for page in group.pages]
+    templates = template_loader()
     written: dict[str, str] = {}
 
     def page(template: str, place: str, **values: object) -> None:
@@ -325,6 +357,8 @@ def build(root: Path, out: Path) -> None:
             "before": None,
             "after": None,
             "inside": [],
+            "version": version,
+            "canonical": canonical(place, url) if version else "",
         }
         written[place] = templates.get_template(template).render(shared | values)
 
@@ -418,13 +452,20 @@ def broken(site: Path) -> list[str]:
 
 
 def main() -> int:
-    """Build the site, count its pages and report broken links."""
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site").resolve()
-    build(ROOT, out)
+    """Build a version of the site, count its pages and report broken links."""
+    parser = argparse.ArgumentParser(description="Build the documentation.")
+    parser.add_argument("site", nargs="?", type=Path, default=ROOT / "site", help="folder")
+    parser.add_argument("--version", default=versions.version_of(ROOT), help="such as 0.1")
+    parser.add_argument("--url", default="", help="address of the site, for canonical links")
+    options = parser.parse_args()
+    out = options.site.resolve()
+    build_versions(ROOT, out, options.version, options.url)
     wrong = broken(out)
     for line in wrong:
         print(f"broken link in {line}")
-    print(f"{len(list(out.rglob('*.html')))} pages in {out}")
+    count = len(list((out / options.version).rglob("*.html")))
+    print(f"{count} pages of version {options.version} in {out}")
+    print(f"to read them: {out / 'index.html'}, or python -m http.server --directory {out}")
     return 1 if wrong else 0
 
 

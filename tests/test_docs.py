@@ -1,11 +1,15 @@
 """Documentation: the site builder, links, versions of reference libraries and notebooks."""
 
+import contextlib
+import functools
 import html
+import http.server
 import importlib.util
 import json
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +34,7 @@ def build() -> Iterator[ModuleType]:
     module = load_script("build")
     yield module
     sys.path[:] = path
-    for name in ("build", "reference", "api"):
+    for name in ("build", "reference", "versions", "api"):
         sys.modules.pop(name, None)
 
 
@@ -294,6 +298,117 @@ INDEX = """# Pages
 |---|---|
 | [Guide](guide.md) | what [more](more.md) there is |
 """
+
+
+def test_versions_stand_side_by_side_and_the_newest_is_latest(
+    build: ModuleType, project: Path
+) -> None:
+    site = project / "site"
+    for version, title in (("0.9", "Old"), ("0.10", "New"), ("0.2", "Oldest")):
+        (project / "docs/guide.md").write_text(f"# {title}\n## Two words\n[back](../README.md)")
+        build.build_versions(project, site, version)
+    assert json.loads((site / "versions.json").read_text()) == [
+        {"version": "0.10", "latest": True},
+        {"version": "0.9", "latest": False},
+        {"version": "0.2", "latest": False},
+    ]
+    titles = {"0.2": "Oldest", "0.9": "Old", "0.10": "New", "latest": "New"}
+    for name, title in titles.items():
+        page = (site / name / "docs/guide.html").read_text()
+        assert f'<h1 id="{title.lower()}">{title}</h1>' in page
+        assert '<link rel="canonical" href="../../latest/docs/guide.html">' in page
+    assert "url=latest/index.html" in (site / "index.html").read_text()
+    assert build.broken(site) == []
+    build.build_versions(project, site, "0.9", "https://example.org/overt")
+    page = (site / "0.9/docs/guide.html").read_text()
+    assert '<link rel="canonical" href="https://example.org/overt/latest/docs/guide.html">' in page
+    for path in site.rglob("*.html"):
+        found = build.Anchors()
+        found.feed(path.read_text())
+        assert not [link for link in found.links if link.startswith("/")]
+
+
+def test_a_version_is_only_added_to_a_site(build: ModuleType, project: Path) -> None:
+    with pytest.raises(SystemExit, match="not a site"):
+        build.build_versions(project, project / "overt", "0.1")
+    with pytest.raises(SystemExit, match=r"a version such as 0\.1, got 'latest'"):
+        build.build_versions(project, project / "site", "latest")
+    (project / "branch/.git").mkdir(parents=True)  # a work tree of the branch that is hosted
+    build.build_versions(project, project / "branch", "0.1")
+    assert (project / "branch/.git").exists() and (project / "branch/0.1/index.html").exists()
+    (project / "pyproject.toml").write_text('[project]\nversion = "1.12.3"\n')
+    assert build.versions.version_of(project) == "1.12"
+
+
+@pytest.mark.long
+def test_versions_work_from_a_file_server_below_a_path(
+    build: ModuleType, project: Path, tmp_path: Path
+) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if chromium is None:
+        pytest.skip("no chromium is installed: the versions were not tried in a browser")
+    site = tmp_path / "hosted/some/where"
+    build.build_versions(project, site, "0.1")
+    (project / "docs/more.md").write_text("# More")
+    build.build_versions(project, site, "0.2")
+    with (
+        file_server(tmp_path / "hosted", site / "404.html") as address,
+        sync_api.sync_playwright() as play,
+    ):
+        browser = play.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page()
+        page.goto(f"{address}/some/where/")
+        page.wait_for_url("**/some/where/latest/index.html")
+        menu = page.locator("#site-versions")
+        menu.wait_for()
+        options = menu.locator("option").all_inner_texts()
+        assert options == ["latest (0.2)", "0.2", "0.1"] and menu.input_value() == "latest"
+        page.locator("main a", has_text="guide").first.click()
+        menu.select_option("0.1")
+        page.wait_for_url("**/some/where/0.1/docs/guide.html#two-words")
+        page.goto(f"{address}/some/where/0.2/docs/more.html")
+        menu.select_option("0.1")  # which lacks the page
+        page.wait_for_url("**/some/where/0.1/index.html")
+        page.goto(f"{address}/some/where/0.1/docs/more.html")
+        assert page.locator("h1").inner_text() == "Page not found"
+        links = page.locator("#links a")
+        links.nth(4).wait_for()
+        assert links.nth(0).inner_text() == "This page in the latest version"
+        for link in links.evaluate_all("all => all.map(one => one.href)"):
+            if "docs/index" not in link:  # the small project has no index
+                reply = page.goto(link)
+                assert (
+                    reply and reply.ok and page.locator("h1").first.inner_text() != "Page not found"
+                )
+        browser.close()
+
+
+@contextlib.contextmanager
+def file_server(folder: Path, missing: Path) -> Iterator[str]:
+    """Serve a folder as a static host does, with a page for missing addresses."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def send_error(self, code: int, *_: object, **__: object) -> None:
+            text = missing.read_bytes()
+            self.send_response(code)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def test_the_index_sets_the_order_of_pages(build: ModuleType, project: Path) -> None:

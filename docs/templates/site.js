@@ -19,6 +19,26 @@
   const here = menu.querySelector("[aria-current]");
   if (here && menu.open) menu.scrollTop = Math.max(0, here.offsetTop - menu.clientHeight / 2);
 
+  // The versions of the site, if a server has it. A page that another version lacks leads to its start.
+  const shown = document.getElementById("site-version"), pick = document.getElementById("site-versions");
+  async function offer() {
+    const up = new URL(base + "../", location.href), answer = await fetch(new URL("versions.json", up));
+    if (!answer.ok) return;
+    const here = location.pathname.slice(up.pathname.length).split("/")[0];
+    for (const { version, latest } of await answer.json()) {
+      if (latest) pick.append(new Option(`latest (${version})`, "latest", false, here === "latest"));
+      pick.append(new Option(version, version, false, here === version));
+    }
+    if (!pick.value) return;
+    shown.hidden = true; pick.hidden = false;
+    pick.addEventListener("change", async () => {
+      const start = new URL(`${pick.value}/`, up), same = new URL(document.body.dataset.place, start);
+      const there = await fetch(same, { method: "HEAD" }).then((found) => found.ok, () => false);
+      location.href = there ? same.href + location.hash : new URL("index.html", start).href;
+    });
+  }
+  if (shown && location.protocol.startsWith("http")) offer().catch(() => { /* a copy of one version */ });
+
   for (const block of document.querySelectorAll("main pre")) {
     const code = block.querySelector("code");
     if (!code || block.classList.contains("printed") || !navigator.clipboard) continue;
