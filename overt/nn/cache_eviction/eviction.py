@@ -269,15 +269,17 @@ class _Passes:
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        self.depth = 0  # of models that are running
+        self.running: list[nn.Module] = []  # models, the outermost first
         self.mask: Tensor | None = None
         self.caches: dict[nn.Module, Any] = {}  # of the current pass, by the layers that got it
         self.reads_prompt = False  # whether no single token came since the last prompt
 
     def on_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of the model and of models inside it: the outermost has the mask."""
-        self.depth += 1
-        if self.depth > 1:
+        if module in self.running:  # Ctrl-C ended the pass before without `on_end`
+            del self.running[self.running.index(module) :]
+        self.running.append(module)
+        if len(self.running) > 1:
             return
         self.caches.clear()
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
@@ -285,7 +287,8 @@ class _Passes:
 
     def on_end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the same modules, also after an error."""
-        self.depth -= 1
+        if module in self.running:
+            del self.running[self.running.index(module) :]
 
     def on_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Forward pre-hook of modules that have a layer of the cache."""

@@ -63,7 +63,8 @@ def by_last_query(tokens: TokenSequence) -> Float[Tensor, "b k"]:
         One score per token.
 
     Raises:
-        ValueError: no attention was captured, or the last token of the prompt is unknown.
+        ValueError: no attention was captured, or the last token of the prompt is unknown or does
+            not see an image token.
     """
     found = _image_tokens(tokens, "by_last_query")
     if found.call is None:
@@ -74,7 +75,15 @@ def by_last_query(tokens: TokenSequence) -> Float[Tensor, "b k"]:
     if found.last is None:
         raise ValueError(
             "by_last_query needs to know where the prompt ends, and the last token of a sample may "
-            "be its answer in training: pass labels= to the model, with -100 for the prompt"
+            "be its answer in training: pass labels= to the model, with -100 for the prompt, and "
+            "an attention_mask with one number per token"
+        )
+    seen = found.call.visible(rows=found.last[:, None])
+    if seen is not None and bool((found.free & ~seen[:, 0]).any()):
+        raise ValueError(
+            f"the last token of a prompt does not see all image tokens in {found.call.name}: a "
+            "sliding window, packed samples, or images after the first label; choose a layer with "
+            "full attention, or use one sample per row"
         )
     weights = found.call.weights(rows=found.last[:, None]).mean(dim=1)[:, 0]
     return _log_scores(weights, found, "by_last_query")

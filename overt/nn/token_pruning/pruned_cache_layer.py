@@ -38,11 +38,26 @@ class PrunedCacheLayer(DynamicLayer):
         self.is_initialized = True
         self.places, self.prompt_length, self.bias = places, length, bias
         self.text_length = length
+        self._expected = 0
+
+    def expect(self, new: int) -> None:
+        """Allow an update by `new` tokens, whose masks were adapted to the kept ones."""
+        self._expected = new
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens."""
+        """Append the keys and values of new tokens.
+
+        Raises:
+            ValueError: The masks were not adapted: the model runs outside of the pruned one.
+        """
+        if self._expected != key_states.shape[-2]:
+            raise ValueError(
+                "the cache of a pruned prompt was passed to a model that is not pruned; go on with "
+                "the pruned model, or inside its block"
+            )
+        self._expected = 0
         self.text_length += key_states.shape[-2]
         keys, values = super().update(key_states, value_states, *args, **kwargs)
         return keys, values

@@ -237,7 +237,7 @@ class PrunedDecoder(nn.Module):
         self.lengths: list[int] = []
         self._prompt: _Prompt | None = None
         self._vision_call: Call | None = None
-        self._depth = 0
+        self._running = False
         self._undo, self._active = ExitStack(), False
 
     @property
@@ -318,7 +318,12 @@ class PrunedDecoder(nn.Module):
             return self.model(*args, **kwargs)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `generate` of the model with fewer image tokens, and return its output."""
+        """Run `generate` of the model with fewer image tokens, and return its output.
+
+        Raises:
+            ValueError: The settings read the prompt in parts, or again for each token.
+        """
+        _check_one_prompt(self.inner, kwargs)
         with self._activated():
             return self.model.generate(*args, **kwargs)  # type: ignore[operator]
 
@@ -326,9 +331,15 @@ class PrunedDecoder(nn.Module):
         return ExitStack() if self._active else self
 
     def __enter__(self) -> "PrunedDecoder":
+        inner = self.inner
+        hooks = inner._forward_pre_hooks.values()
+        if any(isinstance(getattr(hook, "__self__", None), PrunedDecoder) for hook in hooks):
+            raise ValueError(
+                f"{type(inner).__name__} is inside a block that prunes its image tokens already: "
+                "leave that block first; several steps are one call, such as after=(2, 4)"
+            )
         with ExitStack() as undo:
             undo.callback(self._end)
-            inner = self.inner
             undo.callback(
                 inner.register_forward_pre_hook(self._begin_pass, with_kwargs=True).remove
             )
@@ -349,7 +360,7 @@ class PrunedDecoder(nn.Module):
         return self._undo.__exit__(*problem)
 
     def _end(self) -> None:
-        self._prompt, self._vision_call, self._depth = None, None, 0
+        self._prompt, self._vision_call, self._running = None, None, False
 
     # --- results of the last prompt
 
@@ -368,16 +379,16 @@ class PrunedDecoder(nn.Module):
     # --- a pass of the model
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Forward pre-hook of the model: find the image tokens of a prompt."""
-        self._depth += 1
-        if self._depth > 1:
-            return
+        """Forward pre-hook of the model: find the image tokens of a prompt.
+
+        It forgets the pass before: Ctrl-C ends one without its last hook.
+        """
+        self._running, self._prompt = True, None
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             raise NotImplementedError(
                 "image tokens cannot be pruned in a compiled or traced model, since which ones are "
                 "kept depends on the input; pass the model without torch.compile"
             )
-        self._prompt = None
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
         ids = given.get("input_ids")
@@ -402,8 +413,10 @@ class PrunedDecoder(nn.Module):
         mask, there = given.get("attention_mask"), torch.ones_like(images)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             there = mask.to(ids.device).bool()
-        labels = given.get("labels")
-        self._prompt = _Prompt(images, there, self._last_token(images, there, labels))
+        last = self._last_token(images, there, given.get("labels"))
+        if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+            last = None  # the end of a sample is not known
+        self._prompt = _Prompt(images, there, last)
         self.steps, self.lengths = [], []
 
     def _last_token(
@@ -427,9 +440,7 @@ class PrunedDecoder(nn.Module):
 
     def _end_pass(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model, also after an error."""
-        self._depth -= 1
-        if self._depth == 0:
-            self._prompt = self._vision_call = None  # their tensors are not kept alive
+        self._end()  # its tensors are not kept alive
 
     def _note_call(self, call: Call) -> None:
         """Callback of `watch`: keep the attention that a step may need."""
@@ -444,6 +455,13 @@ class PrunedDecoder(nn.Module):
         self, at: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Forward pre-hook of a layer: prune the tokens, and adapt masks and positions."""
+        if not self._running:
+            name = type(self.inner).__name__
+            raise ValueError(
+                f"the decoder of {name} ran without {name} itself, which gets the input_ids that "
+                f"say where the image tokens are: call the whole model. `generate` of {name} may "
+                "do without, too"
+            )
         prompt = self._prompt
         if prompt is None:
             return self._adapt_to_cache(at, args, kwargs)
@@ -531,6 +549,7 @@ class PrunedDecoder(nn.Module):
             return None
         states = args[0] if args else kwargs["hidden_states"]
         q = states.shape[1]
+        found.expect(q)
         mask, bias = kwargs.get("attention_mask"), found.key_bias(q)
         if mask is None and bias is None:
             return None
@@ -575,6 +594,13 @@ def decoder_layers(model: nn.Module) -> dict[nn.Module, nn.Module]:
             "cross-attention to the image are not supported"
         )
     layers = found[0][1]
+    softmax = set(attention_modules(model).values())
+    other = [type(one).__name__ for one in layers.values() if one not in softmax]
+    if other:
+        raise ValueError(
+            f"{type(model).__name__} has layers without softmax attention ({other[0]}), which keep "
+            "a state of all tokens instead of keys: its image tokens cannot be pruned"
+        )
     crossed = [type(one).__name__ for one in layers.values() if "Cross" in type(one).__name__]
     if crossed:
         raise ValueError(
@@ -599,6 +625,24 @@ def _image_token(model: nn.Module) -> int:
             "only prompts with a token per image token can be pruned"
         )
     return found
+
+
+def _check_one_prompt(model: nn.Module, settings: dict[str, Any]) -> None:
+    """Raise if `generate` would select tokens more than once, or before it knows the prompt."""
+    given = settings.get("generation_config") or getattr(model, "generation_config", None)
+
+    def setting(name: str) -> Any:
+        return settings[name] if name in settings else getattr(given, name, None)
+
+    if setting("use_cache") is False:
+        raise ValueError(
+            "use_cache=False would select other image tokens for each generated one; leave it out"
+        )
+    if setting("prefill_chunk_size") is not None:
+        raise ValueError(
+            "prefill_chunk_size would select image tokens before the end of the prompt is read; "
+            "leave it out"
+        )
 
 
 def _check_implementation(attention: nn.Module) -> None:
@@ -725,7 +769,7 @@ def _check_cache(cache: Any) -> None:
         kind = f"{type(cache).__name__}{' with sliding windows' if sliding else ''}"
         raise ValueError(
             f"expected a DynamicCache without offloading and sliding windows, got {kind}; pass "
-            "past_key_values=DynamicCache(), or use_cache=False"
+            "past_key_values=DynamicCache(), or use_cache=False without `generate`"
         )
 
 

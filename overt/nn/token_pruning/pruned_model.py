@@ -313,6 +313,8 @@ class PrunedModel(nn.Module):
             return self.model(*args, **kwargs)
 
     def __enter__(self) -> "PrunedModel":
+        if self._active:
+            raise ValueError("the block of this pruned model is open already: leave it first")
         # if a step below fails, the hooks registered so far are removed; pop_all keeps them
         # otherwise
         with ExitStack() as undo:

@@ -206,6 +206,22 @@ def test_padding_is_found_inside_of_a_wrapper() -> None:
     assert evicted.positions[0][1, :, 2:].tolist() == [[9, 10, 11]] * 2
 
 
+def test_padding_is_found_after_an_interrupted_pass() -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model, prompt = make_decoder("llama"), make_prompt(padding=(0, 0))
+    with evict_cache(model, keep=5) as expected:
+        model(**prompt)
+    with evict_cache(model, keep=5) as evicted:
+        handle = model.model.layers[0].register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(**make_prompt(padding=(0, 9)))
+        handle.remove()
+        model(**prompt)
+    assert torch.equal(evicted.positions[0], expected.positions[0])
+
+
 def test_several_prompts_in_one_block_and_a_model_left_as_it_was() -> None:
     model = make_decoder("llama")
     hooks = [len(module._forward_pre_hooks) for module in model.modules()]

@@ -21,12 +21,20 @@ def test_new_tokens_follow_the_whole_prompt() -> None:
     assert layer.get_seq_length() == 6
     assert layer.get_mask_sizes(1) == (7, 0)
     assert layer.columns(1).tolist() == [[0, 2, 5, 6], [1, 5, -1, 6]]
+    layer.expect(1)
     keys, _ = layer.update(torch.full((2, 1, 1, 1), 9.0), torch.zeros(2, 1, 1, 1))
     assert keys[:, 0, :, 0].tolist() == [[0, 1, 2, 9], [3, 4, 5, 9]]
     assert layer.get_seq_length() == 7
     assert layer.columns(2).tolist() == [[0, 2, 5, 6, 7, 8], [1, 5, -1, 6, 7, 8]]
     bias = layer.key_bias(1)
     assert bias is not None and bias.shape == (2, 5) and not bias[:, 3:].any()
+
+
+def test_tokens_whose_masks_were_not_adapted_raise() -> None:
+    layer = make_layer()
+    with pytest.raises(ValueError, match="not pruned"):
+        layer.update(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1))
+    assert layer.get_seq_length() == 6
 
 
 def test_positions_follow_reordered_samples() -> None:

@@ -1,5 +1,6 @@
 """Image tokens are removed as if they had never been there, and the rest keeps its place."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -334,6 +335,71 @@ def test_an_adapted_model_is_pruned_inside_a_block_and_left_as_it_was() -> None:
     assert hooks == after
 
 
+# --- a model left as it was
+
+
+def count_hooks(model: torch.nn.Module) -> int:
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+@torch.no_grad()
+def test_a_block_inside_of_a_block_raises_and_leaves_no_hook() -> None:
+    model, given = small_vlm(), prompts()
+    model(**given)
+    hooks, pruned = count_hooks(model), prune_image_tokens(model, (1,), HALF)
+    for other in (pruned, prune_image_tokens(model, (2,), HALF)):
+        with pruned:
+            with pytest.raises(ValueError, match="already"), other:
+                pass
+            pruned(**given)
+        assert count_hooks(model) == hooks and pruned.lengths[-1] < pruned.lengths[0]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@torch.no_grad()
+def test_a_pass_after_an_error_is_pruned_anew(error: type[BaseException]) -> None:
+    def stop(*_: Any) -> None:
+        raise error
+
+    model, given = small_vlm(), prompts((2, 2))
+    pruned = prune_image_tokens(model, (1,), HALF)
+    expected = pruned(**given).logits
+    with pruned:
+        handle = model.model.language_model.layers[2].register_forward_pre_hook(stop)
+        with pytest.raises(error):
+            model(**prompts())
+        handle.remove()
+        assert torch.equal(model(**given).logits, expected)
+
+
+@torch.no_grad()
+def test_a_decoder_that_runs_without_its_model_raises() -> None:
+    """Otherwise it would run with all tokens, in silence."""
+    model, given = small_vlm(), prompts()
+    pruned = prune_image_tokens(model, (1,), HALF, by_grid, capture=False)
+    with pruned, pytest.raises(ValueError, match="call the whole model"):
+        model.model(**given)
+    family = families.family("BLIP-2")  # its `generate` passes embeddings to its decoder
+    blip, images = family.build()
+    inputs = families.batch(family, blip, images, [[families.photo((40, 50))]])
+    pruned = prune_image_tokens(blip, (1,), HALF)
+    pruned(**inputs)
+    assert pruned.lengths[1] < pruned.lengths[0]
+    with pytest.raises(ValueError, match="generate"):
+        pruned.generate(**inputs, max_new_tokens=2)
+
+
+@torch.no_grad()
+def test_a_cache_of_a_pruned_prompt_needs_the_pruned_model() -> None:
+    """Without a mask, the sizes of merged tokens would be lost in silence."""
+    model, given = small_vlm(), prompts((3,))
+    merged, word = merge_image_tokens(model, (1,), 6), torch.tensor([[9]])
+    cache = merged(**given, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="not pruned"):
+        model(input_ids=word, past_key_values=copy.deepcopy(cache))
+    assert merged(input_ids=word, past_key_values=cache).logits.shape[1] == 1
+
+
 # --- input that cannot be pruned
 
 
@@ -346,6 +412,9 @@ def test_rejected_input_is_named() -> None:
         pruned(**given, labels=given["input_ids"])
     with pytest.raises(ValueError, match="DynamicCache"):
         pruned.generate(**given, max_new_tokens=2, cache_implementation="static")
+    for setting in ({"use_cache": False}, {"prefill_chunk_size": 21}):
+        with pytest.raises(ValueError, match=next(iter(setting))):
+            pruned.generate(**given, max_new_tokens=2, **setting)
     with pytest.raises(ValueError, match="0 to 3"):
         prune_image_tokens(model, (4,), HALF)
     with pytest.raises(ValueError, match="vision_layer=-9"):
@@ -360,6 +429,37 @@ def test_rejected_input_is_named() -> None:
     model.gradient_checkpointing_enable()
     with pytest.raises(NotImplementedError, match="checkpointing"):
         pruned(**given, labels=labelled(prompts(), 1), use_cache=False)
+
+
+@torch.no_grad()
+def test_image_tokens_that_the_last_token_does_not_see_are_not_ranked() -> None:
+    model, given = small_vlm(), prompts((3, 3))
+    pruned = prune_image_tokens(model, (1,), HALF)
+    n = given["input_ids"].shape[1]
+    packed = {
+        "input_ids": given["input_ids"].reshape(1, -1),
+        "position_ids": torch.arange(n).repeat(2)[None],
+        "pixel_values": given["pixel_values"],
+        "use_cache": False,
+    }
+    with pytest.raises(ValueError, match="packed samples"):
+        pruned(**packed)
+    seen = torch.ones(n, n, dtype=torch.bool).tril()[None, None].expand(2, -1, -1, -1)
+    with pytest.raises(ValueError, match="one number per token"):  # where a sample ends is unknown
+        pruned(**{**given, "attention_mask": seen})
+    control = prune_image_tokens(model, (1,), HALF, by_grid, capture=False)
+    found = control(**{**given, "attention_mask": seen}).logits
+    torch.testing.assert_close(found, control(**given).logits)
+
+
+def test_layers_with_a_state_are_refused() -> None:
+    class Recurrent(torch.nn.Module):
+        layer_idx = 1
+
+    model = small_vlm()
+    model.model.language_model.layers[1].self_attn = Recurrent()
+    with pytest.raises(ValueError, match="without softmax attention"):
+        prune_image_tokens(model, (1,), HALF)
 
 
 # --- on disk

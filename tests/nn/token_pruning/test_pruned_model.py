@@ -459,6 +459,17 @@ def test_model_is_unchanged_after_pruning(fails: bool) -> None:
     assert [module.forward for module in model.modules()] == forwards
 
 
+def test_a_block_inside_of_itself_raises_and_leaves_no_hook() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    pruned = prune_tokens(model, (1,), partial(keep_top, count=4))
+    with pruned:
+        with pytest.raises(ValueError, match="open already"), pruned:
+            pass
+        assert pruned(torch.rand(2, 10, 8)).shape[1] == 5
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
 def test_pruning_adds_no_parameters() -> None:
     """T-HAN-12: neither parameters nor state."""
     model = vit()
