@@ -544,6 +544,47 @@ class PixelGeometry:
         return centres * self.scale[row, axis] + self.offset[row, axis]
 
 
+def resize_by_area(
+    pictures: Float[Tensor, "b c y x"], shape: tuple[int, int]
+) -> Float[Tensor, "b c v u"]:
+    """Resize pictures by area: each new cell is the mean of what it covers, at any ratio.
+
+    A cell that is covered in part counts by its covered share, so the mean of a picture is kept.
+    Adaptive pooling and interpolation with `mode="area"` count it as whole, and agree with this
+    only where one side is a multiple of the other.
+
+    Args:
+        pictures: The pictures.
+        shape: The new height and width, larger or smaller.
+
+    Returns:
+        The resized pictures.
+
+    Example:
+        >>> resize_by_area(torch.tensor([[[[0.0, 0.0, 6.0]]]]), (1, 2))  # the middle is in both
+        tensor([[[[0., 4.]]]])
+    """
+    now = pictures.shape[-2:]
+    if all(max(pair) % min(pair) == 0 for pair in zip(now, shape, strict=True)):
+        return torch.nn.functional.adaptive_avg_pool2d(pictures, shape)
+    return _area_means(_area_means(pictures, -2, shape[0]), -1, shape[1])
+
+
+def _area_means(values: Tensor, dim: int, length: int) -> Tensor:
+    """Average the cells along one axis by area."""
+    now = values.shape[dim]
+    precise = values.to(torch.promote_types(values.dtype, torch.float32)).movedim(dim, -1)
+    found = []
+    # a sum per new cell instead of a matrix product, in which zero times infinity reaches all cells
+    for new in range(length):
+        first, last = new * now // length, -(-(new + 1) * now // length)
+        # borders are whole numbers in units of 1 / (now * length) of the axis
+        low = torch.arange(first, last, device=values.device) * length
+        covered = (low + length).clamp_max((new + 1) * now) - low.clamp_min(new * now)
+        found.append((precise[..., first:last] * (covered / now).to(precise)).sum(dim=-1))
+    return torch.stack(found, dim=-1).movedim(-1, dim).to(values.dtype)
+
+
 def _corners(boxes: Float[Tensor, "b m 4"], format: str) -> Float[Tensor, "b m 4"]:
     """Convert boxes of another format to (x0, y0, x1, y1)."""
     if format not in ("xywh", "cxcywh"):

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from overt.metrics.answer_accuracy import has_valid_label
+from overt.metrics.argument_checks import check_count
 from overt.metrics.metric import SampleScores, declare_metric, mask_undefined
 
 BinEdges = Callable[[Float[Tensor, " n"], int], Float[Tensor, " e"]]
@@ -131,8 +132,7 @@ def reliability_diagram(
         >>> found.count.tolist(), round(found.ece, 4)
         ([0, 4], 0.0)
     """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+    bins = check_count("bins", bins)
     # float64: in float32 confident predictions round to exactly 1
     highest, chosen = logits.detach().double().softmax(dim=-1).max(dim=-1)
     known = has_valid_label(labels, logits.shape[-1]) & ~highest.isnan()

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form, Kind
+from overt.metrics.argument_checks import check_positive
 from overt.metrics.rng import sample_exponential, sample_uniform
 
 
@@ -76,8 +77,7 @@ def center_map(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
         >>> center_map(like).weights.flatten()  # exp(-8/9) beside 1, normalized
         tensor([0.2256, 0.5488, 0.2256])
     """
-    if spread <= 0:
-        raise ValueError(f"spread must be above 0, got {spread}")
+    spread = check_positive("spread", spread)
     spans = like.keys.spans
     if len(spans) != 1 or len(spans[0]) != len(like.keys):
         raise ValueError(

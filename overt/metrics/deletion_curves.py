@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap
+from overt.metrics.argument_checks import check_generator, check_shares
 from overt.metrics.faithfulness import Decide, class_probabilities
 from overt.metrics.metric import SampleScores, declare_metric, mask_undefined, single_row
 from overt.metrics.top_cells import first_cells, rank_keys
@@ -277,7 +278,7 @@ def comprehensiveness(
         >>> comprehensiveness(decide, attention, torch.Generator().manual_seed(0))  # 0.9 - 0.5
         tensor([0.4000])
     """
-    return deletion_curve(decide, attention, generator, _check_positive(shares)).drop
+    return deletion_curve(decide, attention, generator, check_shares(shares, zero=False)).drop
 
 
 @declare_metric("sufficiency", "probability", higher_is_better=False, low=-1.0, high=1.0)
@@ -308,7 +309,7 @@ def sufficiency(
         >>> sufficiency(decide, attention, torch.Generator().manual_seed(0), shares=(0.25,))
         tensor([0.0000, 0.4000])
     """
-    return insertion_curve(decide, attention, generator, _check_positive(shares)).drop
+    return insertion_curve(decide, attention, generator, check_shares(shares, zero=False)).drop
 
 
 @declare_metric("flip share", "share", higher_is_better=False, low=0.0, high=1.0, version=2)
@@ -336,12 +337,6 @@ def flip_share(
     return deletion_curve(decide, attention, generator, shares).flip_share
 
 
-def _check_positive(shares: Sequence[float]) -> Sequence[float]:
-    if not all(share > 0 for share in shares):
-        raise ValueError(f"shares must be above 0, got {list(shares)}")
-    return shares
-
-
 def _curve(
     decide: Decide,
     attention: AttentionMap,
@@ -349,8 +344,7 @@ def _curve(
     shares: Sequence[float],
     keep: Keep,
 ) -> PerturbationCurve:
-    if len(shares) < 1 or list(shares) != sorted(set(shares)) or shares[0] < 0 or shares[-1] > 1:
-        raise ValueError(f"shares must increase from 0 to at most 1, got {list(shares)}")
+    shares, generator = check_shares(shares), check_generator(generator)
     _, seen = single_row(attention)
     # one order for all steps, so that each step removes a superset of the last
     order = rank_keys(attention, generator)
@@ -365,7 +359,7 @@ def _curve(
         heights.append(found.gather(-1, answer)[:, 0])
         changed.append((found.argmax(dim=-1, keepdim=True) != answer)[:, 0])
     return PerturbationCurve(
-        tuple(shares),
+        shares,
         torch.stack(removed).to(whole.device),
         whole.gather(-1, answer)[:, 0],
         torch.stack(heights),

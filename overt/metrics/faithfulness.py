@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from overt.attention import AttentionMap
+from overt.metrics.argument_checks import check_count
 from overt.metrics.localization import support_mask
 from overt.metrics.metric import SampleScores, declare_metric, mask_undefined, single_row
 from overt.metrics.top_cells import Choose, mass_cells, random_order, same_count_cells
@@ -147,8 +148,7 @@ def contrast_removal(
         >>> found.attended.deletion, found.random.deletion  # random: 0.4 in about 1 of 4 draws
         (tensor([0.4000]), tensor([0.1000]))
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    draws = check_count("draws", draws)
     _, seen = single_row(attention)
     # drawn before ties are broken, so that the random cells do not depend on `choose`
     shuffles = [random_order(seen, generator) for _ in range(draws)]
@@ -191,6 +191,12 @@ def _removal_effect(
 def class_probabilities(decide: Decide, keep: Bool[Tensor, "b k"]) -> Float[Tensor, "b c"]:
     """Compute the class probabilities with only the kept cells, without a gradient."""
     logits = decide(keep.float())
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.is_complex():
+        given = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
+        raise TypeError(
+            "decide must return a tensor of real logits (b, classes), got "
+            f"{given or type(logits).__name__}"
+        )
     if len(logits) != len(keep):
         raise ValueError(
             f"decide must return logits per mask, got {len(logits)} for {len(keep)} masks: if it "

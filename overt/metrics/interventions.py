@@ -26,6 +26,13 @@ from overt.capture.call import Call
 from overt.capture.edits import Bias, Edit
 from overt.capture.session import watch
 from overt.metrics.agreement import js
+from overt.metrics.argument_checks import (
+    check_count,
+    check_generator,
+    check_positive,
+    check_share,
+    check_shares,
+)
 from overt.metrics.metric import (
     SampleScores,
     declare_metric,
@@ -100,6 +107,7 @@ def permute_weights(generator: torch.Generator) -> Edit:
         >>> run(permute_weights(torch.Generator().manual_seed(0)))
         tensor([[0.3000, 0.1000, 0.6000]])
     """
+    check_generator(generator)
 
     def edit(call: Call, weights: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
         seen = _visible_keys(call, weights)
@@ -151,6 +159,7 @@ def drop_top_weights(share: float) -> Edit:
 
 def drop_random_weights(share: float, generator: torch.Generator) -> Edit:
     """Drop as many weights as `drop_top_weights` at random: its control."""
+    check_generator(generator)
 
     def score(weights: Tensor) -> Tensor:
         noise = sample_uniform(weights.shape, generator)
@@ -205,8 +214,7 @@ def _drop_weights(
     share: float, score: Callable[[Tensor], Tensor], tally: list[tuple[Tensor, Tensor]]
 ) -> Edit:
     """Make an edit that drops a share of each row, and tally dropped and visible weights."""
-    if not 0 < share <= 1:
-        raise ValueError(f"share must be above 0 and at most 1, got {share}")
+    share = check_share(share, zero=False)
 
     def edit(call: Call, weights: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
         seen = _visible_keys(call, weights)
@@ -303,8 +311,7 @@ def beyond_random_weights(
     Returns:
         One difference of total variation distances per sample.
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    draws, generator = check_count("draws", draws), check_generator(generator)
     top = output_change(run, drop_top_weights(share))
     others = [output_change(run, drop_random_weights(share, generator)) for _ in range(draws)]
     return top - torch.stack(others).mean(dim=0)
@@ -329,8 +336,7 @@ def weights_to_flip(
     Raises:
         ValueError: The shares do not increase.
     """
-    if not shares or list(shares) != sorted(set(shares)):
-        raise ValueError(f"shares must increase, got {list(shares)}")
+    shares = check_shares(shares, zero=False)
     flips, removed = [], []
     for share in shares:
         tally: list[tuple[Tensor, Tensor]] = []
@@ -402,12 +408,10 @@ def find_alternative_attention(
         logits are NaN.
 
     Raises:
-        ValueError: `within`, `steps` or `starts` is not positive.
+        ValueError: `within`, `steps`, `rate` or `starts` is not positive.
     """
-    if within <= 0 or min(steps, starts) < 1:
-        raise ValueError(
-            f"within, steps and starts must be positive, got {within}, {steps} and {starts}"
-        )
+    within, rate = check_positive("within", within), check_positive("rate", rate)
+    steps, starts = check_count("steps", steps), check_count("starts", starts)
     weights, seen = single_row(attention)
     own = to_distribution(weights, attention.kind).detach()
     there = (weights > 0).any(dim=-1) & ~own.isnan().any(dim=-1)

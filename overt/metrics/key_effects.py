@@ -13,6 +13,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap
 from overt.metrics.agreement import kendall
+from overt.metrics.argument_checks import check_count
 from overt.metrics.faithfulness import Decide, class_probabilities
 from overt.metrics.metric import SampleScores, declare_metric, mask_undefined, single_row
 
@@ -36,8 +37,7 @@ def leave_one_out(decide: Decide, attention: AttentionMap, at_once: int = 1) -> 
     Raises:
         ValueError: `at_once` is below 1.
     """
-    if at_once < 1:
-        raise ValueError(f"at_once must be at least 1, got {at_once}")
+    at_once = check_count("at_once", at_once)
     _, seen = single_row(attention)
     b, k = seen.shape
     whole = class_probabilities(decide, torch.ones_like(seen))

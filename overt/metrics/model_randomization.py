@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from overt.attention import AttentionMap
 from overt.capture.eval_mode import eval_mode
 from overt.metrics.agreement import spearman
+from overt.metrics.argument_checks import check_generator
 from overt.metrics.metric import SampleScores, declare_metric
 
 ComputeMap = Callable[[], AttentionMap]
@@ -46,7 +47,8 @@ def reinitialize(layer: nn.Module, generator: torch.Generator) -> None:
     if not callable(own):
         shuffle_parameters(layer, generator)
         return
-    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    device = check_generator(generator).device
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=device))
     devices = {value.device for value in layer.parameters(recurse=False)}
     # `reset_parameters` takes no generator: seed the global one, and restore it afterwards
     with torch.random.fork_rng([one for one in devices if one.type == "cuda"]):
@@ -57,8 +59,9 @@ def reinitialize(layer: nn.Module, generator: torch.Generator) -> None:
 @torch.no_grad()
 def shuffle_parameters(layer: nn.Module, generator: torch.Generator) -> None:
     """Shuffle the weights within each parameter of a layer."""
+    device = check_generator(generator).device
     for values in layer.parameters(recurse=False):
-        order = torch.randperm(values.numel(), generator=generator, device=generator.device)
+        order = torch.randperm(values.numel(), generator=generator, device=device)
         values.copy_(values.flatten()[order.to(values.device)].reshape(values.shape))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap
 from overt.metrics.agreement import js
+from overt.metrics.argument_checks import check_generator
 from overt.metrics.localization import mass_inside
 from overt.metrics.metric import (
     SampleScores,
@@ -53,7 +54,8 @@ def other_samples_mask(labels: Int[Tensor, " b"]) -> Bool[Tensor, "b b"]:
 
 def draw_partners(allowed: Bool[Tensor, "b b"], generator: torch.Generator) -> Int[Tensor, " b"]:
     """Draw for each sample one of those allowed in its row; -1 where there is none."""
-    noise = torch.rand(allowed.shape, generator=generator, device=generator.device)
+    device = check_generator(generator).device
+    noise = torch.rand(allowed.shape, generator=generator, device=device)
     chosen = noise.to(allowed.device).masked_fill(~allowed, -1.0).argmax(dim=-1)
     return torch.where(allowed.any(dim=-1), chosen, -1)
 

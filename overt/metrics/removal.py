@@ -13,7 +13,7 @@ the hole may reveal what was there (Rong et al. 2022): a score under one fill al
 evidence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from overt.errors import require_package
+from overt.metrics.argument_checks import check_grid, check_positive
 from overt.metrics.faithfulness import Decide
 from overt.metrics.rng import sample_normal
 
@@ -92,9 +93,7 @@ def blur_fill(picture: Images, removed: PixelMask, seen: PixelMask, spread: floa
         tensor([0.0772, 0.2571, 0.4026, 0.2571, 0.0772])
     """
     height, width = picture.shape[-2:]
-    deviation = max(1.0, spread * max(height, width))
-    if spread <= 0:
-        raise ValueError(f"spread must be above 0, got {spread}")
+    deviation = max(1.0, check_positive("spread", spread) * max(height, width))
     rows, columns = (_gaussian_kernel(side, deviation).to(picture) for side in (height, width))
     there = rearrange(seen, "b y x -> b 1 y x").to(picture.dtype)
     total = rows @ there @ columns.T
@@ -140,6 +139,8 @@ def linear_imputation(
         >>> round(float(filled[0, 0, 1, 1]), 4)  # the mean of its neighbors
         1.0
     """
+    noise = check_positive("noise", noise, zero=True)
+    tolerance = check_positive("tolerance", tolerance)
     values = picture.detach().double()
     left = ~removed & seen
     start = _masked_mean(values, torch.where(left.any(dim=(1, 2), keepdim=True), left, seen))
@@ -292,9 +293,11 @@ def pixel_removal(
         >>> decide(torch.tensor([[1.0, 0.0]]))  # the right half is replaced by the mean
         tensor([[0., 0., 2., 2.]])
     """
+    cells = check_grid(cells)
     seen = torch.ones(len(images), *images.shape[-2:], dtype=torch.bool, device=images.device)
 
     def decide(keep: Float[Tensor, "b k"]) -> Float[Tensor, "b c"]:
+        _check_keys(keep.shape[-1], cells)
         grid = rearrange(keep, "b (y x) -> b 1 y x", y=cells[0], x=cells[1])
         kept = interpolate(grid, images.shape[-2:], mode="nearest-exact")
         output = classify(_blend(images, kept, seen, fill))
@@ -335,7 +338,10 @@ def feature_removal(
         >>> decide(torch.tensor([[1.0, 0.0, 1.0]]))  # the second word is replaced by the mean
         tensor([[1., 3., 6.]])
     """
-    height, width = cells if len(cells) == 2 else (1, cells[0])
+    # the sides of a text are 1 and its number of words
+    one_side = isinstance(cells, Sequence) and len(cells) == 1
+    height, width = check_grid((1, *cells) if one_side else cells)
+    _check_keys(values.shape[1], (height, width))
     picture = rearrange(values, "b (y x) d -> b d y x", y=height, x=width)
     there = torch.ones_like(values[..., 0], dtype=torch.bool) if present is None else present
     seen = rearrange(there, "b (y x) -> b y x", y=height, x=width)
@@ -374,6 +380,15 @@ def token_removal(
         return classify(torch.where(keep > 0.5, tokens, blank))
 
     return decide
+
+
+def _check_keys(keys: int, cells: tuple[int, int]) -> None:
+    """Raise unless a grid has as many cells as there are keys."""
+    height, width = cells
+    if height * width != keys:
+        raise ValueError(
+            f"a grid of {height} x {width} cells needs {height * width} keys, got {keys}"
+        )
 
 
 def _blend(picture: Images, kept: Float[Tensor, "b 1 y x"], seen: PixelMask, fill: Fill) -> Images:

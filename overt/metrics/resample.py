@@ -6,15 +6,16 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from overt.attention import AttentionMap, Kind, grid
-from overt.geometry import PixelGeometry
+from overt.geometry import PixelGeometry, resize_by_area
 
 
 def resample_to_grid(attention: AttentionMap, shape: tuple[int, int]) -> AttentionMap:
     """Resample a map over the cells of one image to another grid over the same canvas.
 
-    Finer cells are interpolated bilinearly; coarser cells are the mean of what they cover, so that
-    no cell of the map is skipped. The sum of a row is not kept: `normalize` the result where a
-    distribution is needed. The same grid returns the same map.
+    Finer cells are interpolated bilinearly. Coarser cells are the mean of what they cover: a cell
+    that is covered in part counts by its covered area, so the mean of the map is kept at any
+    ratio. The sum of a row is not kept: `normalize` the result where a distribution is needed. The
+    same grid returns the same map.
 
     Args:
         attention: A map over the cells of one image.
@@ -69,8 +70,8 @@ def resample_to_grid(attention: AttentionMap, shape: tuple[int, int]) -> Attenti
 
 def _resize_axis(picture: Tensor, axis: int, length: int) -> Tensor:
     """Resize one axis: bilinear to a finer grid, area means to a coarser one."""
-    size = list(picture.shape[-2:])
+    size = [picture.shape[-2], picture.shape[-1]]
     now, size[axis] = size[axis], length
     if length >= now:
         return interpolate(picture, size, mode="bilinear", align_corners=False)
-    return interpolate(picture, size, mode="area")
+    return resize_by_area(picture, (size[0], size[1]))

@@ -15,6 +15,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from overt.metrics.argument_checks import check_generator
+
 # Steps along the axes: odd and without a common pattern, so that places do not collide.
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 
@@ -65,6 +67,7 @@ def derive_seed(*words: object) -> int:
 
 def sample_uniform(shape: Sequence[int], generator: torch.Generator) -> Float[Tensor, "..."]:
     """Draw uniform numbers from 0 to 1."""
+    check_generator(generator)
     if isinstance(generator, PerSampleGenerator):
         return torch.from_numpy(generator.numbers(shape)).float().clamp_max(1 - 2**-24)
     return torch.rand(tuple(shape), generator=generator, device=generator.device)
@@ -72,6 +75,7 @@ def sample_uniform(shape: Sequence[int], generator: torch.Generator) -> Float[Te
 
 def sample_normal(shape: Sequence[int], generator: torch.Generator) -> Float[Tensor, "..."]:
     """Draw standard normal numbers."""
+    check_generator(generator)
     if isinstance(generator, PerSampleGenerator):
         return torch.special.ndtri(torch.from_numpy(generator.numbers(shape))).float()
     return torch.randn(tuple(shape), generator=generator, device=generator.device)
@@ -79,6 +83,7 @@ def sample_normal(shape: Sequence[int], generator: torch.Generator) -> Float[Ten
 
 def sample_exponential(shape: Sequence[int], generator: torch.Generator) -> Float[Tensor, "..."]:
     """Draw numbers with the density exp(-x); normalized, they are uniform on the simplex."""
+    check_generator(generator)
     if isinstance(generator, PerSampleGenerator):
         return (-torch.from_numpy(generator.numbers(shape)).log()).float()
     drawn = torch.empty(tuple(shape), device=generator.device)

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from overt.attention import AttentionMap
+from overt.metrics.argument_checks import check_generator, check_shares
 from overt.metrics.metric import SampleScores, declare_metric, mask_undefined, single_row
 from overt.metrics.top_cells import argsort_descending, first_cells, random_order
 
@@ -155,8 +156,7 @@ def _roar(
     shares: Sequence[float],
     judge: Callable[[RetrainedModel], RetrainedModel],
 ) -> RoarResult:
-    if not shares or list(shares) != sorted(set(shares)) or shares[0] <= 0 or shares[-1] > 1:
-        raise ValueError(f"shares must increase, above 0 and at most 1, got {list(shares)}")
+    shares = check_shares(shares, zero=False)
     seen = single_row(whole.train)[1], single_row(whole.test)[1]
     noise = [_noise(one, generator) for one in seen]
     kept, latest = seen, whole
@@ -194,5 +194,6 @@ def _keep_mask(
 
 def _noise(seen: Bool[Tensor, "b k"], generator: torch.Generator) -> Float[Tensor, "b k"]:
     """Draw one random order of the keys for all shares."""
-    noise = torch.rand(seen.shape, generator=generator, device=generator.device)
+    device = check_generator(generator).device
+    noise = torch.rand(seen.shape, generator=generator, device=device)
     return noise.to(seen.device)

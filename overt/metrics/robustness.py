@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from overt.capture.eval_mode import eval_mode
+from overt.metrics.argument_checks import check_count, check_generator, check_positive
 from overt.metrics.metric import SampleScores, declare_metric
 
 Classify = Callable[[Float[Tensor, "b 3 y x"]], Float[Tensor, "b c"]]
@@ -97,6 +98,7 @@ def fgsm(
     Returns:
         The attacked images.
     """
+    eps = check_positive("eps", eps, zero=True)
     _, slope = _input_gradient(classify, images, labels, objective)
     return (images + eps * slope.sign()).clamp(0, 1)
 
@@ -134,8 +136,8 @@ def pgd(
     Raises:
         ValueError: `steps` or `restarts` is below 1.
     """
-    if min(steps, restarts) < 1:
-        raise ValueError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
+    steps, restarts = check_count("steps", steps), check_count("restarts", restarts)
+    eps = check_positive("eps", eps, zero=True)
     starts = torch.stack([_uniform_start(restarts, one, generator) for one in images], dim=1)
     low, high = (images - eps).clamp_min(0), (images + eps).clamp_max(1)
     found = images.clone()
@@ -209,7 +211,8 @@ def _input_gradient(
 def _uniform_start(
     restarts: int, like: Float[Tensor, "3 y x"], generator: torch.Generator
 ) -> Float[Tensor, "r 3 y x"]:
-    noise = torch.rand((restarts, *like.shape), generator=generator, device=generator.device)
+    device = check_generator(generator).device
+    noise = torch.rand((restarts, *like.shape), generator=generator, device=device)
     return (2 * noise - 1).to(like)
 
 
@@ -265,8 +268,10 @@ def evaluate_attack(
             f"pixels must be from 0 to 1, before normalization, got {float(images.amin()):g} to "
             f"{float(images.amax()):g}"
         )
-    if not levels or min(levels) < 0:
-        raise ValueError(f"levels must be strengths of 0 or more, got {levels}")
+    if not levels:
+        raise ValueError(f"levels must have at least one strength, got {levels}")
+    levels = tuple(check_positive("each of levels", level, zero=True) for level in levels)
+    portion = check_count("portion", portion)
     evaluating: AbstractContextManager[object] = nullcontext()
     if isinstance(classify, nn.Module):
         evaluating = eval_mode(classify)

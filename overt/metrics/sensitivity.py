@@ -13,6 +13,7 @@ from torch import Tensor
 
 from overt.attention import AttentionMap
 from overt.metrics.agreement import spearman
+from overt.metrics.argument_checks import check_count, check_share
 from overt.metrics.faithfulness import Decide, class_probabilities
 from overt.metrics.metric import SampleScores, declare_metric, mask_undefined, single_row
 from overt.metrics.rng import sample_normal, sample_uniform
@@ -31,7 +32,7 @@ def random_half(
 ) -> Bool[Tensor, "b k"]:
     """Draw each visible key with probability `share`."""
     drawn = sample_uniform(seen.shape, generator).to(seen.device)
-    return (drawn < share) & seen
+    return (drawn < check_share(share)) & seen
 
 
 @declare_metric("infidelity", "squared probability", higher_is_better=False, low=0.0)
@@ -75,8 +76,7 @@ def infidelity(
         >>> infidelity(decide, other, generator).round(decimals=4)
         tensor([0.0180])
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    draws = check_count("draws", draws)
     weights, seen = single_row(attention)
     whole = class_probabilities(decide, torch.ones_like(seen))
     answer = whole.argmax(dim=-1, keepdim=True)
@@ -217,8 +217,7 @@ def _relative_changes(
 def _perturbed_maps(
     attend: Attend, inputs: Tensor, generator: torch.Generator, perturb: Perturb, draws: int
 ) -> Iterator[AttentionMap]:
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    draws = check_count("draws", draws)
     for _ in range(draws):
         yield _map_of(attend, perturb(inputs, generator))
 

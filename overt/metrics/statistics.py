@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from overt.metrics import student_t
+from overt.metrics.argument_checks import check_count
 
 Numbers = Float[Tensor, " b"] | Sequence[float]  # one per sample
 _AT_ONCE = 2_000_000  # entries of the table of draws in memory at one time
@@ -617,8 +618,7 @@ def _chunks(values: Float[Tensor, " b"], draws: int) -> Iterator[int]:
 
 
 def _check_draws(draws: int) -> None:
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    check_count("draws", draws)
 
 
 def _check_confidence(confidence: float) -> None:

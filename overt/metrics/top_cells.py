@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.attention import AttentionMap
+from overt.metrics.argument_checks import check_count, check_share
 from overt.metrics.metric import single_row, to_distribution
 from overt.metrics.rng import sample_uniform
 
@@ -29,6 +30,7 @@ def top_cells(
     Returns:
         The mask of selected cells.
     """
+    count = check_count("count", count)
     weights, seen = single_row(attention)
     order = argsort_descending(
         weights.masked_fill(~seen, -torch.inf), random_order(seen, generator)
@@ -49,6 +51,7 @@ def mass_cells(
     Returns:
         The mask of selected cells; empty for a row with a negative weight.
     """
+    share = check_share(share, zero=False)
     weights, seen = single_row(attention)
     each = to_distribution(weights, attention.kind)
     seen = seen & ~each.isnan()
@@ -112,8 +115,7 @@ def top_share(
     Returns:
         The mask of selected keys.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must be from 0 to 1, got {share}")
+    share = check_share(share)
     _, seen = single_row(attention)
     count = (share * seen.sum(dim=-1, keepdim=True)).round().long().clamp_min(1)
     return first_cells(rank_keys(attention, generator), count) & seen

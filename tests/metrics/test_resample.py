@@ -27,6 +27,39 @@ def test_downsampling_takes_the_mean_of_covered_cells():
     assert float(resample_to_grid(grid_map(bright.tolist(), (16, 16)), (1, 1)).values) == 1
 
 
+def slow_area_means(cells: torch.Tensor, length: int) -> torch.Tensor:
+    """Average along an axis by repeating every cell until all borders fall between cells."""
+    fine = cells.repeat_interleave(length, dim=0)
+    return fine.reshape(length, len(cells), *cells.shape[1:]).mean(dim=1)
+
+
+@pytest.mark.parametrize("now", [(5, 7), (14, 9), (16, 3), (4, 11)])
+@pytest.mark.parametrize("shape", [(3, 2), (4, 3), (2, 7), (1, 1)])
+def test_coarser_cells_are_means_by_area_at_any_ratio(now, shape):
+    cells = torch.rand(*now, dtype=torch.float64)
+    shape = tuple(min(one, other) for one, other in zip(shape, now, strict=True))
+    expected = slow_area_means(slow_area_means(cells, shape[0]).T, shape[1]).T
+    attention = AttentionMap.from_cells(cells.reshape(1, -1), grid(*now))
+    found = resample_to_grid(attention, shape).values.reshape(shape)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found.mean(), cells.mean())  # so the mean of the map is kept
+
+
+def test_whole_ratios_are_the_means_of_adaptive_pooling_to_the_bit():
+    cells = torch.rand(1, 1, 12, 28)
+    attention = AttentionMap.from_cells(cells.reshape(1, -1), grid(12, 28))
+    pooled = torch.nn.functional.interpolate(cells, (4, 28), mode="area")
+    pooled = torch.nn.functional.interpolate(pooled, (4, 7), mode="area")
+    assert torch.equal(resample_to_grid(attention, (4, 7)).values.flatten(), pooled.flatten())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_dtype_is_kept(dtype):
+    attention = AttentionMap.from_cells(torch.rand(1, 35).to(dtype), grid(5, 7))
+    for shape in ((3, 2), (5, 3), (9, 9)):
+        assert resample_to_grid(attention, shape).values.dtype is dtype
+
+
 def test_resampling_agrees_with_painting_on_the_photo():
     """A photo with one pixel per cell is a grid too."""
     geometry = PixelGeometry.identity(1, (12, 8))

@@ -282,7 +282,7 @@ def test_normalized_images_and_invalid_levels_raise(generator):
     for levels in ((0.1, -0.1), ()):
         with pytest.raises(ValueError, match="levels"):
             evaluate_attack(network(), random_images(2, generator), levels)
-    with pytest.raises(ValueError, match="0 and 1"):
+    with pytest.raises(ValueError, match=r"steps.*0"):
         fooling_rate(
             network(), random_images(2, generator), EPS, partial(pgd, generator=generator, steps=0)
         )

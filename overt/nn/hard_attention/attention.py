@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from overt.attention import AttentionMap, Layout
 from overt.errors import UserError
+from overt.nn.cell_checks import check_cells
 from overt.nn.hard_attention.aggregate import Aggregation, SumAggregation, aggregation_from_config
 from overt.nn.hard_attention.selection import (
     CollectCells,
@@ -229,7 +230,7 @@ class HardAttention(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -torch.inf)
         # detach: the scores only select (section 3.1), gradients flow through the kept cells
-        kept = apply_rule(self._rule, scores.detach())
+        kept = apply_rule(self._rule, scores.detach(), ragged=mask is not None)
         if self._extra is not None:
             kept = widen_selection(scores.detach(), kept, self._extra)
         # under a mask fewer cells than `count_kept` may be present, so the count is not known in
@@ -332,10 +333,15 @@ class HardAttention(nn.Module):
         Every cell may be selected, also one with all-zero features, as after a ReLU.
 
         Args:
-            cells: features of the cells.
+            cells: features of the cells. A feature map (b, d, y, x) has to be flattened:
+                `features.flatten(2).transpose(1, 2)`, with the layout `grid(y, x)`.
             question: features of the question.
             layout: layout of the cells.
             mask: scales joined cells; 0 removes a cell.
+
+        Raises:
+            ValueError: The cells are not (b, k, d) with `cell` features, or the other arguments do
+                not fit them.
 
         Example:
             >>> attend = HardAttention(32, 8, joint=16).eval()
@@ -344,6 +350,14 @@ class HardAttention(nn.Module):
             >>> tuple(summary.shape), attend.width
             ((2, 16), 16)
         """
+        # without a projection the question may have any width
+        width = self.sizes["question"] if self.of_question is not None else None
+        check_cells(cells, question, layout, self.sizes["cell"], width)
+        if mask is not None and mask.shape != cells.shape[:2]:
+            raise ValueError(
+                f"the mask must have shape {tuple(cells.shape[:2])}, one value per cell, got "
+                f"{tuple(mask.shape)}"
+            )
         output = self.attend(self.of_cell(cells), question, layout, mask)
         return output.summary, output.attention
 

@@ -49,9 +49,20 @@ def presence(cells: Float[Tensor, "b k d"]) -> Float[Tensor, "b k"]:
 # --- rules
 
 
-def apply_rule(rule: Rule, scores: Float[Tensor, "b k"]) -> Bool[Tensor, "b k"]:
-    """Apply a rule and check that it returns a boolean mask."""
-    kept = rule(scores)
+def apply_rule(
+    rule: Rule, scores: Float[Tensor, "b k"], ragged: bool = False
+) -> Bool[Tensor, "b k"]:
+    """Apply a rule and check that it returns a boolean mask.
+
+    Samples of a `ragged` batch may have fewer cells than the rule keeps, all of them even: the
+    number of columns is then that of the longest sample, which depends on the batch.
+    """
+    k = scores.shape[1]
+    count = _count_of(rule) if ragged else None
+    if count is not None and count > k:
+        kept = rule(torch.nn.functional.pad(scores, (0, count - k), value=-torch.inf))[:, :k]
+    else:
+        kept = rule(scores)
     if kept.dtype is not torch.bool or kept.shape != scores.shape:
         raise UserError(
             f"a rule must return a bool mask of shape {tuple(scores.shape)}, got "
@@ -82,13 +93,13 @@ def keep_top(scores: Float[Tensor, "b k"], count: int) -> Bool[Tensor, "b k"]:
 
     Args:
         scores: score of each cell, -inf for absent cells.
-        count: number of cells to keep.
+        count: number of cells to keep. A sample with fewer present cells keeps all of them.
 
     Returns:
         Mask of the kept cells.
 
     Raises:
-        ValueError: `count` is below 1.
+        ValueError: `count` is below 1, or above the number of cells, present or absent.
 
     Example:
         >>> keep_top(torch.tensor([[3.0, 1.0, 2.0]]), count=2)
@@ -96,6 +107,11 @@ def keep_top(scores: Float[Tensor, "b k"], count: int) -> Bool[Tensor, "b k"]:
     """
     if count < 1:
         raise ValueError(f"count must be 1 or more, got {count}")
+    if count > scores.shape[1]:
+        raise UserError(
+            f"count must be at most the number of cells, got {count} of {scores.shape[1]} cells: "
+            "use a smaller count, or keep_all to keep every cell"
+        )
     # a tensor of counts, one per sample, as `keep_share` needs
     return _top(scores, torch.full_like(scores[:, :1], count, dtype=torch.long))
 
@@ -626,18 +642,28 @@ def hardness_at(weigh: CellWeighting | None, progress: float) -> Hashable:
 
 def count_kept(rule: Rule, cells: int) -> int | None:
     """Return how many of `cells` present cells the rule always keeps; None if it varies."""
+    count = _count_of(rule)
+    if count is not None:
+        return min(count, cells)
     match rule:
-        # works on `functools.partial` only: a lambda hides its count, so the number is unknown
+        case partial(func=f, keywords={"share": share}) if f is keep_share:
+            return max(1, math.floor(share * cells + 0.5))
+        case _:
+            return cells if rule is keep_all else None
+
+
+def _count_of(rule: Rule) -> int | None:
+    """Return the `count` of a rule; None for a rule without one."""
+    match rule:
+        # works on `functools.partial` only: a lambda hides its count
         case partial(func=f, keywords={"count": count}) if f in (
             keep_top,
             keep_random,
             keep_gumbel,
         ):
-            return min(int(count), cells)
-        case partial(func=f, keywords={"share": share}) if f is keep_share:
-            return max(1, math.floor(share * cells + 0.5))
+            return int(count)
         case _:
-            return cells if rule is keep_all else None
+            return None
 
 
 CollectCells = Callable[

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from overt.attention import AttentionMap, Form, Layout
 from overt.data.batch import Batch
 from overt.errors import UserError
+from overt.geometry import resize_by_area
 from overt.nn.cnn import ImageFeatures
 from overt.nn.output import Output
 
@@ -456,8 +457,8 @@ def resize_mask(
 ) -> list[Float[Tensor, "b _"]]:
     """Resize a mask over one of these grids to all of them.
 
-    A coarser cell is kept by the kept share of its area; a finer cell like the cell it lies in. The
-    grid of the mask is identified by its number of cells.
+    A cell is kept by the kept share of its area: a finer one like the cell it lies in. The grid of
+    the mask is identified by its number of cells.
     """
     own = [shape for shape in shapes if shape[0] * shape[1] == keep.shape[1]]
     if not own:
@@ -465,8 +466,7 @@ def resize_mask(
         raise ValueError(f"the mask has {keep.shape[1]} cells, expected one of the grids {sizes}")
     height, width = own[0]
     square = rearrange(keep, "b (y x) -> b 1 y x", y=height, x=width)
-    # adaptive pooling averages when it shrinks and repeats cells when it enlarges
-    return [nn.functional.adaptive_avg_pool2d(square, shape).flatten(1) for shape in shapes]
+    return [resize_by_area(square, shape).flatten(1) for shape in shapes]
 
 
 def mask_levels(

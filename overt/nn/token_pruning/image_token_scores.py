@@ -181,7 +181,7 @@ def make_zipper(keep: Rule, score: TokenScore, context: int) -> TokenReducer:
 
     def plan(tokens: TokenSequence) -> PruningStep:
         free = score(tokens).detach().masked_fill(~tokens.free, -torch.inf)
-        chosen = apply_rule(keep, free) & tokens.free
+        chosen = apply_rule(keep, free, ragged=True) & tokens.free
         rest = tokens.free & ~chosen
         # Of r others, numbered from 0, those where (number x context) // r grows are targets.
         number, total = rest.cumsum(dim=1) - 1, rest.sum(dim=1, keepdim=True).clamp_min(1)

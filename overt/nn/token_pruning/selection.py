@@ -50,7 +50,7 @@ def make_pruner(keep: Rule, score: TokenScore, rest: FuseRest | None = None) -> 
         scores = score(tokens)
         # rules ignore -inf, so class tokens, registers and padding do not use up the count
         free = scores.detach().masked_fill(~tokens.free, -torch.inf)
-        chosen = apply_rule(keep, free) & tokens.free
+        chosen = apply_rule(keep, free, ragged=True) & tokens.free
         # protected tokens are kept beside the chosen ones
         step = replace(gather_tokens(tokens, chosen | (tokens.there & ~tokens.free)), scores=free)
         gone = tokens.free & ~chosen

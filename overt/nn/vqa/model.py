@@ -18,6 +18,7 @@ from overt.attention import AttentionMap, Layout, grid
 from overt.data.batch import Batch
 from overt.errors import UserError
 from overt.nn.attention_pool import attention_pool
+from overt.nn.cell_checks import check_cells
 from overt.nn.cnn import ConvBackbone, ImageFeatures, cell_coordinates
 from overt.nn.hard_attention.attention import HardAttention, hard_attention_from_config
 from overt.nn.network import Network
@@ -68,6 +69,7 @@ class QuestionOnly(nn.Module):
         self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
     ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
         """Return zeros as the summary."""
+        check_cells(cells, question, layout)
         return torch.zeros_like(cells[:, 0]), None
 
     def config(self) -> dict[str, Any]:
@@ -91,6 +93,7 @@ class MeanPooling(nn.Module):
         self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
     ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
         """Return the mean of the cells."""
+        check_cells(cells, question, layout)
         return cells.mean(dim=1), None
 
     def config(self) -> dict[str, Any]:
@@ -136,6 +139,7 @@ class SoftAttention(nn.Module):
         self, cells: Float[Tensor, "b k d"], question: Float[Tensor, "b e"], layout: Layout
     ) -> tuple[Float[Tensor, "b s"], AttentionMap | None]:
         """Return the concatenated weighted sums of all glimpses, and the map."""
+        check_cells(cells, question, layout, self.sizes["cell"], self.sizes["question"])
         joint = torch.relu(self.join(self.of_cell(cells), self.of_question(question)[:, None]))
         summary, attention = attention_pool(self.score(joint), cells, layout)
         return summary.flatten(1), attention

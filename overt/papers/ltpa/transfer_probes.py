@@ -21,6 +21,7 @@ from overt.data.batch import Batch
 from overt.data.dataset import Dataset
 from overt.data.scenes.classification import DominantScenes
 from overt.data.stl10 import AS_CIFAR10
+from overt.geometry import resize_by_area
 from overt.metrics.segmentation import binarize_otsu, combine_levels_on_photos, jaccard
 from overt.metrics.transfer import FitTransform, no_preprocessing, transfer_accuracy
 from overt.papers.ltpa.maps import join_function
@@ -273,5 +274,5 @@ def shrink_images(batch: Batch, side: int) -> Batch:
         return batch
     # Back to bytes: networks normalize bytes only. The geometry and the target describe the
     # original pixels.
-    small = torch.nn.functional.interpolate(batch.images.float(), (side, side), mode="area")
+    small = resize_by_area(batch.images.float(), (side, side))
     return replace(batch, images=small.round().to(torch.uint8), geometry=None, target=None)

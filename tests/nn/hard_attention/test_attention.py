@@ -495,3 +495,12 @@ def test_attention_with_evidence_keeps_those_cells_unless_a_mask_removes_them():
     mask[0, 3] = 0
     masked = attend.attend(aligned, question, LAYOUT, mask, evidence).attention.weights.flatten()
     assert masked[3] == 0 and masked[8] > 0 and int((masked > 0).sum()) == 2
+
+
+def test_a_count_above_the_cells_raises_only_without_a_mask():
+    attend = HardAttention(CELL, QUESTION, JOINT, selection=partial(keep_top, count=99)).eval()
+    cells, question = torch.rand(2, 12, CELL), torch.rand(2, QUESTION)
+    with pytest.raises(UserError, match="99 of 12"):
+        attend(cells, question, LAYOUT)
+    _, attention = attend(cells, question, LAYOUT, torch.ones(2, 12))
+    assert attention.weights.sum() == 24

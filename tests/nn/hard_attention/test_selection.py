@@ -101,7 +101,7 @@ def test_han_1_top_cells_have_the_largest_norms():
 
 @given(
     st.lists(st.lists(st.integers(-3, 3), min_size=6, max_size=6), min_size=1, max_size=4),
-    st.integers(1, 8),
+    st.integers(1, 6),
 )
 def test_top_agrees_with_the_reference_including_ties(rows, count):
     scores = torch.tensor(rows, dtype=torch.float32)
@@ -187,7 +187,7 @@ def test_absent_cells_are_neither_kept_nor_counted(cells, rule):
     assert kept[1].tolist() == there[1].tolist()
     if rule not in ("random",):
         for row in range(2, 5):
-            alone = RULES[rule](scores[row : row + 1, there[row]])
+            alone = apply_rule(RULES[rule], scores[row : row + 1, there[row]], ragged=True)
             assert kept[row, there[row]].equal(alone[0])
 
 
@@ -491,3 +491,23 @@ def test_out_of_range_numbers_raise():
 def test_rule_that_returns_indices_or_probabilities_raises(rule, given):
     with pytest.raises(UserError, match=rf"\(2, 4\), got {given}"):
         apply_rule(rule, torch.rand(2, 4))
+
+
+# --- a count above the number of cells
+
+
+@pytest.mark.parametrize("rule", [keep_top, keep_random, keep_gumbel])
+def test_a_count_above_the_number_of_cells_raises(rule):
+    with pytest.raises(UserError, match=r"99 of 16.*keep_all"):
+        rule(torch.rand(2, 16), count=99)
+    assert rule(torch.rand(2, 16), count=16).all()
+
+
+@pytest.mark.parametrize("rule", [keep_top, keep_random, keep_gumbel])
+def test_samples_of_a_ragged_batch_may_have_fewer_cells_than_the_count(rule):
+    scores = torch.tensor([[3.0, 1.0, -torch.inf], [2.0, 1.0, 3.0]])
+    assert torch.equal(rule(scores, count=3), scores.isfinite())
+    counted = partial(rule, count=5)
+    assert torch.equal(apply_rule(counted, scores, ragged=True), scores.isfinite())
+    with pytest.raises(UserError, match="5 of 3"):
+        apply_rule(counted, scores)

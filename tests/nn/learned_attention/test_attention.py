@@ -419,6 +419,10 @@ def test_mask_is_resized_to_other_grids() -> None:
     assert fine.reshape(4, 4).tolist() == rows
     assert torch.equal(same, keep) and coarse.tolist() == [[0.5]]
     assert resize_mask(fine, [(4, 4), (2, 2)])[1].tolist() == keep.tolist()
+    # at other ratios a cell counts by the area that is covered
+    wide = resize_mask(torch.tensor([[1.0, 0.0, 0.0]]), [(1, 3), (1, 2), (1, 4)])
+    torch.testing.assert_close(wide[1], torch.tensor([[2 / 3, 0.0]]))
+    torch.testing.assert_close(wide[2], torch.tensor([[1.0, 1 / 3, 0.0, 0.0]]))
     with pytest.raises(ValueError, match=r"5 .*4 x 4.*2 x 2"):
         resize_mask(torch.ones(1, 5), [(4, 4), (2, 2)])
 
