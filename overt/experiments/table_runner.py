@@ -10,6 +10,7 @@ A failed run is reported and does not stop the others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,14 +300,15 @@ def _run_parallel(
         for job, folder in todo.values()
     ]
     with stop_on_sigterm():
-        ended = workers.run_parallel(
+        results = workers.run_parallel(
             requests, jobs, lambda index: on_start(numbers[index]), launcher=launcher
         )
-        for result in ended:
-            number = numbers[result.number]
-            job, folder = todo[number]
-            existing = run_folder.read_run(folder) if result.code == 0 else None
-            if existing is None:
-                yield number, job.result(folder, "failed", error=result.reason)
-            else:
-                yield number, job.result(folder, "run", results=existing.results)
+        with closing(results) as ended:  # the runs are saved while signals are handled
+            for result in ended:
+                number = numbers[result.number]
+                job, folder = todo[number]
+                existing = run_folder.read_run(folder) if result.code == 0 else None
+                if existing is None:
+                    yield number, job.result(folder, "failed", error=result.reason)
+                else:
+                    yield number, job.result(folder, "run", results=existing.results)

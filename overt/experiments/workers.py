@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -174,7 +174,7 @@ def run_parallel(
     on_start: Callable[[int], None] = lambda index: None,
     on_output: Callable[[int, str], None] | None = None,
     launcher: Sequence[str] = (),
-) -> Iterator[WorkerResult]:
+) -> Generator[WorkerResult, None, None]:
     """Run all requests, `jobs` at a time, and yield each result when it is ready.
 
     `on_start` is called with the number of each request, `on_output` with each line of its log.
@@ -369,13 +369,15 @@ def run_worker(find_recipe: Callable[[str], Recipe], build: Build) -> int:
     os.dup2(2, 1)  # keeps prints out of the results
     # A thread reads stdin, so that a closed pipe is noticed during a run too.
     requests: SimpleQueue[str | None] = SimpleQueue()
-    running = threading.Event()
+    running, parent_has_gone = threading.Event(), threading.Event()
 
     def read_requests() -> None:
         for line in sys.stdin:
-            requests.put(line)
+            if line.endswith("\n"):  # else the parent ended while it wrote
+                requests.put(line)
         requests.put(None)
-        # The parent has gone: stop the run, which saves its state first.
+        parent_has_gone.set()
+        # Stop the run, which saves its state first.
         if running.is_set():
             system.terminate_this_process()
 
@@ -389,6 +391,8 @@ def run_worker(find_recipe: Callable[[str], Recipe], build: Build) -> int:
             results.write(json.dumps([1, reason]) + "\n")
             continue
         running.set()
+        if parent_has_gone.is_set():  # before the run: the thread may have missed that it begins
+            break
         try:
             result = request.run(find_recipe, build)
         except RunInterrupted as ended:

@@ -170,6 +170,31 @@ def test_a_table_is_equal_with_one_and_three_jobs(tmp_path: Path) -> None:
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+# Stdin has ended before the request is handled, as on a loaded machine after an early Ctrl-C.
+RACE = """
+import sys, threading
+from overt.experiments import workers
+
+def wait_for_the_end_of_stdin(log):
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join()
+
+workers._redirect_output = wait_for_the_end_of_stdin
+workers.RunRequest.run = lambda *_: (0, "it ran")
+sys.exit(workers.run_worker(None, None))
+"""
+
+
+def test_a_worker_whose_parent_has_gone_starts_no_run(tmp_path: Path) -> None:
+    line = json.dumps(make_request(tmp_path / "a").__dict__) + "\n"
+    for given in (line, line[:-20]):
+        done = subprocess.run(
+            [sys.executable, "-c", RACE], input=given, capture_output=True, text=True, timeout=300
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def make_launcher(folder: Path) -> Path:
     """Write a launcher that starts a command elsewhere, with another environment, as ssh does."""
     launcher = folder / "launch"
