@@ -190,7 +190,7 @@ def test_a_worker_whose_parent_has_gone_starts_no_run(tmp_path: Path) -> None:
     line = json.dumps(make_request(tmp_path / "a").__dict__) + "\n"
     for given in (line, line[:-20]):
         done = subprocess.run(
-            [sys.executable, "-c", RACE], input=given, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", RACE], input=given, capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
