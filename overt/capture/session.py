@@ -137,7 +137,7 @@ class watch:
         self.layout = layout
         self.edit = edit
         self.each = each
-        self.unwrapped = _innermost_model(model)
+        self.unwrapped = innermost_model(model)
         self.plan = plan_watch(self.unwrapped, layers, without, attention)
         inside = model is self.unwrapped
         self.compiled = self.plan.compiled if inside else is_compiled(model)
@@ -565,7 +565,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _innermost_model(model: nn.Module) -> nn.Module:
+def innermost_model(model: nn.Module) -> nn.Module:
     """Return the model inside all wrappers: compiled, distributed and PEFT, in any order."""
     while True:
         inner = without_adapter(unwrap_model(model))

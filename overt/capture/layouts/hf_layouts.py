@@ -53,6 +53,7 @@ from overt.capture.layouts.patch_grids import (
     vision_layout,
 )
 from overt.capture.layouts.text_tokens import Text, locate_tokens, special_token_mask
+from overt.capture.session import innermost_model
 from overt.geometry import TextGeometry
 
 VISION = ("vision_model", "model.vision_model", "vision_tower", "model.vision_tower")
@@ -179,6 +180,7 @@ def layouts_of(
             'inputs must be a mapping as a processor returns it, such as {"pixel_values": images} '
             f'or {{"input_ids": ids}}, got {type(inputs).__name__}'
         )
+    model = innermost_model(model)  # compiled, distributed and PEFT wrappers hide the image encoder
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     tokenizer = tokenizer or getattr(processor, "tokenizer", None)
     batch = None if images is None else batch_images(processor, images)
