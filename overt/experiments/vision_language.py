@@ -19,6 +19,8 @@ from overt.errors import UserError
 from overt.experiments import settings, warm_start
 from overt.experiments.builders import adamw, dataset_info, fit_stage
 from overt.experiments.dataset_views import example_of, open_scenes
+from overt.experiments.encoder_pretraining import STAGE as ENCODER_STAGE
+from overt.experiments.encoder_pretraining import pretrain_encoder
 from overt.experiments.evaluate import Evaluator, labels_of, mean_with_interval
 from overt.experiments.experiment import Evaluation, Experiment, MetricValue, Stage
 from overt.experiments.inference_spec import describe_inputs
@@ -81,6 +83,11 @@ def build_vision_language(recipe: VisionLanguageRecipe, context: RunContext) -> 
         model.maps = False
         return {"accuracy": validation.accuracy(model, device)}
 
+    def pretrain(resume: bool, reporter: Reporter) -> FitResult | None:
+        if recipe.pretrain.epochs == 0 or find_trained(recipe, context) is not None:
+            return None
+        return pretrain_encoder(model, train, recipe, context, resume, reporter)
+
     def run(resume: bool, reporter: Reporter) -> FitResult | None:
         begun = find_trained(recipe, context)
         if begun is not None:
@@ -101,7 +108,7 @@ def build_vision_language(recipe: VisionLanguageRecipe, context: RunContext) -> 
     return Experiment(
         model=model,
         sources=[dataset_info(data) for data in (train, validation.data, test.data)],
-        stages=[Stage("train", run)],
+        stages=[Stage(ENCODER_STAGE, pretrain), Stage("train", run)],
         evaluate=evaluate,
         example=example,
         inference_spec=describe_inputs(model, test.classes, train.vocabulary, example),

@@ -62,6 +62,20 @@ class VisionLanguageModel:
 
 
 @dataclass(frozen=True)
+class EncoderPretraining:
+    """Training of the image encoder before the decoder, as LLaVA starts from a pretrained one.
+
+    Each image token predicts shape, color, size and texture of the thing it covers, for `epochs`
+    passes over the training scenes in batches of `batch`, with a peak learning rate of `rate`; 0
+    epochs train everything from answers.
+    """
+
+    epochs: int = 8
+    batch: int = 64
+    rate: float = 2e-3
+
+
+@dataclass(frozen=True)
 class ImageTokenPruning:
     """Which image tokens are removed in evaluation: a `share` stays, from decoder layer `layer` on.
 
@@ -93,6 +107,7 @@ class VisionLanguageRecipe:
     about: str
     data: VisionLanguageScenes = VisionLanguageScenes()
     model: VisionLanguageModel = VisionLanguageModel()
+    pretrain: EncoderPretraining = EncoderPretraining()
     prune: ImageTokenPruning = ImageTokenPruning()
     supervise: BoxSupervision = BoxSupervision()
     train: TrainConfig = TRAIN

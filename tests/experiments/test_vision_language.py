@@ -146,3 +146,33 @@ def test_a_pruned_row_starts_from_the_model_of_the_whole_one(tmp_path: Path) -> 
     assert 0 <= second["ours"]["evidence_kept"]["value"] <= 1
     samples = np.load(part / "samples.npz")
     assert len(samples["evidence_kept"]) == len(samples["accuracy"])
+
+
+@pytest.mark.long
+def test_one_question_about_a_few_scenes_is_learned_by_heart_from_the_images() -> None:
+    scenes = Scenes("train", seed=0, count=24, size=32, questions=1, cells=(4, 4))
+    torch.manual_seed(0)
+    sizes = VisionLanguageSizes(
+        scenes.vocabulary.words, scenes.answers, side=32, width=64, vision_layers=1, layers=2
+    )
+    model = VisionLanguageVQA(sizes)
+    batch = scenes.batch(range(24))
+    assert batch.tokens is not None and batch.token_mask is not None and batch.labels is not None
+    same = torch.zeros(24, dtype=torch.long)  # the words say nothing, so the answers need images
+    batch = replace(batch, tokens=batch.tokens[same], token_mask=batch.token_mask[same])
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for _ in range(120):
+        loss = training_losses(model, batch, scenes_vlm())["task"].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    model.maps = False
+    own = model.eval().encode(batch)
+    other = replace(own, pixel_values=own.pixel_values.roll(1, 0))  # images of other scenes
+    with torch.no_grad():
+        found = [
+            float((model.decide(one).prediction.argmax(dim=1) == batch.labels).float().mean())
+            for one in (own, other)
+        ]
+    assert found[0] > 0.95 and found[1] < 0.5

@@ -229,6 +229,12 @@ class Scenes:
         rows = self._rows([index])
         return torch.from_numpy(self._take("boxes", rows)[0, : self._arrays["things"][rows[0]]])
 
+    def coverage(self, indices: Sequence[int]) -> Float[Tensor, "i m k"]:
+        """Return the share of each grid cell that shows each of up to 8 things of these scenes."""
+        return torch.from_numpy(
+            cell_coverage(self._take("owners", self._rows(indices)), self.cells)
+        )
+
     def content(self, indices: Sequence[int]) -> Bool[Tensor, "b n"]:
         """Return which words of each question carry an argument of its program."""
         return torch.from_numpy(self._content[self._words(self._rows(indices))])

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from overt.attention import AttentionMap, Layout, Span
@@ -209,9 +209,7 @@ class VisionLanguageVQA(Network[Prompts]):
             raise ValueError("expected a batch with images and tokens of questions")
         own = batch.with_own_images()
         assert own.images is not None
-        pixels = own.images.to(self.vlm.dtype)
-        if not own.images.is_floating_point():
-            pixels = (pixels - PIXEL_MEAN) / PIXEL_SCALE
+        pixels = self.normalize_pixels(own.images)
         question, count = batch.tokens, batch.token_mask.sum(dim=1)
         b, k = len(batch), self.cells
         ids = question.new_full((b, 1 + k + question.shape[1] + 1), PAD)
@@ -222,6 +220,11 @@ class VisionLanguageVQA(Network[Prompts]):
         ids.scatter_(1, last[:, None], self.mark_id)
         there = torch.arange(ids.shape[1], device=ids.device) <= last[:, None]
         return Prompts(pixels, ids, there.long(), last, own.geometry)
+
+    def normalize_pixels(self, images: Shaped[Tensor, "i 3 y x"]) -> Float[Tensor, "i 3 y x"]:
+        """Return bytes as numbers from -1 to 1; floating-point images are not changed."""
+        pixels = images.to(self.vlm.dtype)
+        return pixels if images.is_floating_point() else (pixels - PIXEL_MEAN) / PIXEL_SCALE
 
     @property
     def cells(self) -> int:
@@ -286,6 +289,15 @@ class VisionLanguageVQA(Network[Prompts]):
             image_token=IMAGE_TOKEN,
             num_additional_image_tokens=0,
         )
+
+    def image_features(self, pixel_values: Float[Tensor, "i 3 y x"]) -> Float[Tensor, "i k d"]:
+        """Return the image tokens that the decoder reads: those of the encoder, projected.
+
+        Args:
+            pixel_values: images from -1 to 1, as in `Prompts`.
+        """
+        found = self.vlm.model.get_image_features(pixel_values).pooler_output
+        return torch.stack([*found])  # one entry per image
 
     # --- answers
 
