@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -90,7 +91,7 @@ def exit_code(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def lock_in_child(folder, then=lambda: time.sleep(60)):
+def lock_in_child(folder, then=lambda: time.sleep(600)):
     """Start a child that locks `folder`; return after the lock is taken."""
     reader, writer = os.pipe()
 
@@ -891,8 +892,8 @@ def test_an_orphaned_worker_does_not_keep_the_lock_of_its_parent(tmp_path):
     reader, writer = os.pipe()
 
     def start_a_worker():
-        os.write(writer, b"%d\n" % run_in_child(lambda: time.sleep(60)))
-        time.sleep(60)
+        os.write(writer, b"%d\n" % run_in_child(lambda: time.sleep(600)))
+        time.sleep(600)
 
     child = lock_in_child(tmp_path, start_a_worker)
     worker = int(os.read(reader, 20))
@@ -923,9 +924,11 @@ def test_a_forked_worker_does_not_release_the_lock_of_its_parent(tmp_path):
 
 
 def test_a_waiting_process_gets_the_lock_after_its_release(tmp_path):
-    child = lock_in_child(tmp_path, lambda: time.sleep(0.5))
+    reader, writer = os.pipe()
+    child = lock_in_child(tmp_path, lambda: os.read(reader, 1))
     with pytest.raises(UserError), overt_io.lock(tmp_path):
         pytest.fail("held twice")
+    threading.Timer(0.3, os.write, (writer, b"x")).start()  # while this process waits
     with overt_io.lock(tmp_path, wait=True):
         assert exit_code(child) == 0
         with pytest.raises(UserError, match=f"process {os.getpid()} "), overt_io.lock(tmp_path):

@@ -397,18 +397,18 @@ def test_two_threads_share_the_switch() -> None:
     def stay() -> None:
         with watch(model) as trace:
             inside.set()
-            leave.wait(60)
+            leave.wait(600)
             model(**inputs)
         found.append(len(trace))
 
     thread = threading.Thread(target=stay)
     thread.start()
-    assert inside.wait(60)
+    assert inside.wait(600)
     with watch(model) as trace:
         model(**inputs)
     assert implementations(model) == {"overt"}
     leave.set()
-    thread.join(60)
+    thread.join(600)
     assert found == [2] and len(trace) == 2
     assert implementations(model) == {FLASH}
 
@@ -484,7 +484,7 @@ def test_transformers_is_not_imported_for_a_model_without_it() -> None:
         "assert len(trace) == 1 and 'transformers' not in sys.modules\n"
     )
     code = code.replace("import sys, torch, overt", "import sys, torch, overt.capture")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 # --- transformers before 5

@@ -318,7 +318,7 @@ def test_each_takes_calls_of_later_blocks(stack: Stack, x: Tensor):
 def test_threads_have_scopes_of_their_own(stack: Stack, x: Tensor):
     first = capture(stack, x)
     found: dict[int, list[Tensor]] = {}
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
 
     def run(at: int) -> None:
         with watch(stack) as trace:

@@ -148,7 +148,7 @@ def run_process(*words: str, **options: object) -> "subprocess.CompletedProcess[
     )
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, text=True, check=False, timeout=120, cwd=ROOT, **given)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, text=True, check=False, timeout=600, cwd=ROOT, **given)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ def test_second_build_raises_or_waits_for_the_first(tmp_path) -> None:
         results.append(build_cache(tmp_path / "cache", never, wait=True))
 
     cache = build_cache(tmp_path / "cache", first)
-    results[0].join(timeout=60)
+    results[0].join(timeout=600)
     assert results[1].digest() == cache.digest()
     with lock(tmp_path / "cache"):  # the lock is free again
         pass

@@ -41,7 +41,7 @@ def status(out: Path) -> str:
     return str(json.loads((out / "results.json").read_text())["status"])
 
 
-def wait_until(ready: Callable[[], object], seconds: float = 90.0) -> None:
+def wait_until(ready: Callable[[], object], seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < end, "timed out"
@@ -263,9 +263,9 @@ def test_workers_end_with_the_table(tmp_path: Path, signal_: signal.Signals) -> 
     crew = psutil.Process(process.pid).children()
     assert len(crew) == 2
     process.send_signal(signal_)
-    _, output = process.communicate(timeout=120)
+    _, output = process.communicate(timeout=600)
     assert process.returncode == (128 + signal_ if signal_ != signal.SIGKILL else -signal_)
-    _, alive = psutil.wait_procs(crew, timeout=120)
+    _, alive = psutil.wait_procs(crew, timeout=600)
     assert not alive
     assert [status(place) for place in places] == ["stopped", "stopped"]
     if signal_ != signal.SIGKILL:

@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -162,9 +161,9 @@ import sys, torch
 from overt import AttentionMap
 from overt.metrics import as_metric, mass_inside
 from tests.metrics.test_running_metric import random_maps
-rank, port = int(sys.argv[1]), sys.argv[2]
+rank, store = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group(
-    "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    "gloo", init_method=f"file://{store}", rank=rank, world_size=2
 )
 running = as_metric(mass_inside)
 running.update(*random_maps(23, (slice(0, 5), slice(5, 23))[rank]))  # of different sizes
@@ -175,20 +174,17 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.long
-def test_two_processes_compute_the_mean_of_all_samples():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def test_two_processes_compute_the_mean_of_all_samples(tmp_path):
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), port],
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in (0, 1)
     ]
-    printed = [rank.communicate(timeout=120)[0].split() for rank in ranks]
+    printed = [rank.communicate(timeout=600)[0].split() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     whole = confidence_interval(mass_inside(*random_maps(23)))
     for mean, count, low, kept in printed:

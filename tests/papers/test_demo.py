@@ -187,7 +187,7 @@ def test_an_interrupted_demo_resumes_to_the_same_weights(tmp_path: Path, number:
     while process.poll() is None and not all(log.exists() and log.stat().st_size for log in logs):
         time.sleep(0.01)
     process.send_signal(number)
-    messages, _ = process.communicate(timeout=120)
+    messages, _ = process.communicate(timeout=600)
     assert process.returncode == 128 + number, messages
     assert "the demo was interrupted" in messages and "--resume" not in messages.splitlines()[-1]
     for row in rows:

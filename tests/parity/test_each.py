@@ -251,7 +251,7 @@ def test_each_may_run_the_model_again(model: Stack, x: Tensor) -> None:
 
 def test_two_threads_capture_their_own_calls(model: Stack) -> None:
     """Both threads are in the same layer of one model at once, and one of them fails."""
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
     kept: dict[int, list[tuple[int, ...]]] = {}
     raised: dict[int, BaseException] = {}
 
@@ -274,7 +274,7 @@ def test_two_threads_capture_their_own_calls(model: Stack) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=600)
     assert kept == {4: [(2, 2, 4, 4)] * 2, 6: [(2, 2, 6, 6)] * 3}
     assert list(raised) == [4]
     assert is_clean(model)
@@ -284,7 +284,7 @@ def test_calls_of_a_thread_without_a_watcher_are_not_captured(model: Stack, x: T
     with watch(model, each=lambda call: call.name) as trace:
         thread = threading.Thread(target=model, args=(x,))
         thread.start()
-        thread.join(timeout=30)
+        thread.join(timeout=600)
         assert trace.results == []
         model(x)
     assert len(trace.results) == 3

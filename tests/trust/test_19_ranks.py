@@ -50,7 +50,7 @@ def test_after_a_kill_of_one_process_the_other_exits_and_a_restart_is_exact(
         if "EADDRINUSE" not in output:
             break
     assert killed.returncode == -9 and survivor.returncode not in (0, -9), output
-    assert waited < 60
+    assert waited < 240  # PyTorch waits for half an hour by default
     assert (tmp_path / "killed" / "checkpoints" / "train" / "step-000000008").is_dir()
     naive = train_from_weights_only(tmp_path / "killed")
     (tmp_path / "killed").rename(tmp_path / "long")

@@ -400,7 +400,7 @@ def test_resume_after_sigkill_gives_the_same_bytes(tmp_path: Path) -> None:
         "-m",
         "tests.metrics.scorecard.multiprocess_run",
         str(broken),
-        "0.15",
+        "0.5",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for parts in (1, 2):
