@@ -1,9 +1,14 @@
 """Agreement with human fixations: NSS, AUC-Judd, shuffled AUC and information gain.
 
-`fixations` is a map of amounts: the number of fixations on each key. Every fixation counts, also
-where several fall on one cell. Kümmerer, Wallis and Bethge, "Saliency Benchmarking Made Easy", ECCV
-2018, https://arxiv.org/abs/1704.08615, explain why these metrics disagree: each favors another map
-of the same density. `cc`, `sim` and `kl` compare with a density.
+`fixations` is a map of amounts: the number of fixations on each key. Kümmerer, Wallis and Bethge,
+"Saliency Benchmarking Made Easy", ECCV 2018, https://arxiv.org/abs/1704.08615, explain why these
+metrics disagree: each favors another map of the same density. `cc`, `sim` and `kl` compare with a
+density.
+
+**Every fixation counts**, also where several fall on one cell, as in the MIT/Tübingen benchmark of
+these authors. The first code of the MIT benchmark (`AUC_Judd.m`, `NSS.m`) reads a binary map: a
+place that was fixated often counts once, which makes little difference on pixels and more on coarse
+cells. `fixated_cells` gives its convention: `auc_judd(attention, fixated_cells(fixations))`.
 
 **Scores depend on the grid.** On coarse cells a fixation counts for its whole cell, and few cells
 are without fixations: the same map has other scores on 14 x 14 cells than on the pixels of the
@@ -74,7 +79,8 @@ def auc_judd(attention: AttentionMap, fixations: AttentionMap) -> SampleScores:
 
     Judd, Ehinger, Durand and Torralba 2009. Ties count by half, where the published code adds
     random noise to the map. The published code also draws straight lines between fixations, which
-    adds up to 1 / 2n for n of them; this is the exact area, as in scikit-learn.
+    adds up to 1 / 2n for n of them; this is the exact area, as in scikit-learn. Several fixations
+    on one key count each; the published code counts them once, see `fixated_cells`.
 
     Args:
         attention: A map with one row per sample.
@@ -212,6 +218,30 @@ def resize_to_fixations(attention: AttentionMap, fixations: AttentionMap) -> Att
         form=Form.PLAIN,
         coverage=None,
     )
+
+
+def fixated_cells(fixations: AttentionMap) -> AttentionMap:
+    """Return 1 where there are fixations and 0 elsewhere, as the first code of the MIT benchmark.
+
+    Args:
+        fixations: The number of fixations on each key.
+
+    Returns:
+        A binary map, in which a cell that was fixated repeatedly counts once.
+
+    Example:
+        >>> from overt import grid
+        >>> attention = AttentionMap.from_cells(torch.tensor([[0.4, 0.3, 0.2, 0.1]]), grid(2, 2))
+        >>> fixations = AttentionMap.from_cells(torch.tensor([[3, 0, 1, 0]]), grid(2, 2))
+        >>> auc_judd(attention, fixations)  # (3 * 2 + 1) of (3 + 1) * 2 pairs
+        tensor([0.8750])
+        >>> auc_judd(attention, fixated_cells(fixations))  # (2 + 1) of 2 * 2 pairs
+        tensor([0.7500])
+    """
+    # where, not `>`: an unknown number stays unknown
+    weights = fixations.weights
+    some = torch.where(weights.isnan(), weights, (weights > 0).to(weights.dtype))
+    return replace(fixations, values=some, kind=Kind.AMOUNT, form=Form.PLAIN, coverage=None)
 
 
 def fixations_on_other_images(fixations: AttentionMap) -> AttentionMap:

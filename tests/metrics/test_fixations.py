@@ -10,7 +10,11 @@ from sklearn.metrics import roc_auc_score
 from overt.attention import AttentionMap, grid, words
 from overt.metrics import auc_judd, auc_shuffled, center_map, information_gain, nss, uniform_map
 from overt.metrics.controls import mean_of_other_maps
-from overt.metrics.fixations import fixations_on_other_images, resize_to_fixations
+from overt.metrics.fixations import (
+    fixated_cells,
+    fixations_on_other_images,
+    resize_to_fixations,
+)
 
 
 @pytest.fixture
@@ -71,6 +75,26 @@ def test_auc_judd_is_within_half_a_fixation_of_the_published_code(generator):
         )
         added = published_judd(saliency.numpy(), fixated.numpy()) - float(ours)
         assert -1e-6 <= added <= 1 / (2 * int(fixated.sum())) + 1e-6
+
+
+def test_fixated_cells_give_the_binary_map_of_the_published_code(generator):
+    """`AUC_Judd.m` and `NSS.m` read places with `fixationMap > 0`, however often fixated."""
+    differs = False
+    for _ in range(20):
+        saliency = torch.rand(40, generator=generator)
+        counts = torch.poisson(torch.full((40,), 1.0), generator=generator)
+        maps = AttentionMap.from_cells(saliency[None], words(40))
+        fixations = AttentionMap.from_cells(counts[None], words(40))
+        once = fixated_cells(fixations)
+        assert row_weights(once).tolist() == [(counts > 0).double().tolist()]
+        published = published_judd(saliency.numpy(), (counts > 0).numpy())
+        added = published - float(auc_judd(maps, once))
+        assert -1e-6 <= added <= 1 / (2 * int((counts > 0).sum())) + 1e-6
+        standard = (saliency - saliency.mean()) / saliency.std(correction=0)
+        assert float(nss(maps, once)) == pytest.approx(float(standard[counts > 0].mean()), abs=1e-5)
+        differs |= abs(published - float(auc_judd(maps, fixations))) > 0.02
+    assert differs  # every fixation counts without it
+    assert torch.equal(fixated_cells(once).weights, once.weights)
 
 
 def test_shuffled_auc_agrees_with_sklearn(maps_and_fixations):
