@@ -17,7 +17,7 @@ import numpy as np
 import run_results as kept_in
 import torch
 from archive import unpacked
-from run_results import judged, over
+from run_results import judged, judged_by, over
 from torch import Tensor
 
 from overt.metrics.statistics import Interval
@@ -314,16 +314,17 @@ def lighter(kept: Kept) -> None:
 def raised(kept: Kept, name: str, among: Sequence[int] | None) -> None:
     """Count the losses that raise agreement over none, and over the placebo as well."""
     tried = [row for row in LOSSES if kept.seeds(row)]
-    over_none, over_both = [], []
+    over_none, over_both, runs = [], [], []
     print(f"  by {name}, " + ("all seeds" if among is None else f"seeds {list(among)} alone"))
     for row in tried:
         gain = kept.minus(row, "none", name, among)
         beyond = kept.minus(row, PLACEBO[row], name, among)
         print(f"    {row}: over none {points(gain)}; over the placebo {points(beyond)}")
+        runs += [] if gain is None else [gain[0].runs]
         if gain is not None and gain[0].low > 0:
             over_none.append(row)
             over_both += [row] if beyond is not None and beyond[0].low > 0 else []
-    shown = "shown" if len(over_none) >= WANTED else "not shown"
+    shown = judged_by(min(runs, default=0), "shown" if len(over_none) >= WANTED else "not shown")
     print(f"    raised for {over_none} of {len(tried)} losses, {WANTED} are wanted: {shown}")
     print(f"    and over the placebo, so that it teaches where to look: {over_both}")
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from archive import pack, unpacked
-from run_results import Results, in_points, judged
+from run_results import Results, in_points, judged, judged_by
 from torch import Tensor
 
 from overt.metrics import two_level_interval
@@ -187,7 +187,8 @@ def goal(kept: Kept) -> str:
     if ours is None or none is None:
         return "1 goal: not run"
     reached = ours >= GOAL and ours >= TIMES * none
-    verdict = "reached" if reached else "MISSED"
+    seeds = min(len(kept.seeds(row)) for row in ("direct", "none"))
+    verdict = judged_by(seeds, "reached" if reached else "MISSED")
     return f"1 goal: direct {ours:.3f}, none {none:.3f} ({ours / none:.1f} times): {verdict}"
 
 
