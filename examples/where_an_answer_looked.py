@@ -1,20 +1,26 @@
-"""Show which words of the prompt each generated token of a language model attended to."""
+"""Show which words of the prompt each generated word of a language model attended to."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from overt.capture import generate
 
+words = "the capital of France is Paris London in a city".split()
+spelling = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, words[0]))
+spelling.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=spelling)  # AutoTokenizer.from_pretrained(...)
 torch.manual_seed(0)
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_attention_heads=4, **sizes)).eval()  # yours
-names = ["<s>", "the", "capital", "of", "France", "is"]  # tokenizer.convert_ids_to_tokens(...)
-prompt = torch.tensor([[1, 7, 8, 9, 10, 11]])
+config = LlamaConfig(vocab_size=len(words), num_attention_heads=4, eos_token_id=None, **sizes)
+model = LlamaForCausalLM(config).eval()  # yours
 
-written = generate(model, input_ids=prompt, max_new_tokens=3, do_sample=False)
+inputs = tokenizer("the capital of France is", return_tensors="pt", return_token_type_ids=False)
+written = generate(model, **inputs, tokenizer=tokenizer, max_new_tokens=3, do_sample=False)
 attention = written.attention.layer(-1).over_heads()  # axes: b l h q k; q is the new token
-tokens = written.output.sequences[0, len(names) :].tolist()
-for token, row in zip(tokens, attention.weights[0, 0, 0], strict=True):
+prompt, new = (axis.spans[0].geometry.tokens(0) for axis in (attention.keys, attention.queries))
+for word, row in zip(new, attention.weights[0, 0, 0], strict=True):
     best = row.argsort(descending=True)[:3]
-    print(token, "looked at", [(names[at], round(float(row[at]), 3)) for at in best])
-attention.save("answer.html")  # .png is for photos
+    print(word, "looked at", [(prompt[at], round(float(row[at]), 3)) for at in best])
+written.attention.save("answer.html")  # a page with every new word, layer and head
+written.attention.save("answer.png", query=0)  # a figure of the first new word

@@ -861,6 +861,8 @@ class AttentionMap:
     def save(self, path: Path | str, photo: Any = None, **choice: Any) -> Path:
         """Draw one sample and write it: `.png` over a photo, `.svg` over a text, `.html` as a page.
 
+        A `.png` or `.svg` of other maps is a figure of the whole map, with all layers and heads.
+
         Args:
             path: The file; its suffix chooses the format. The page has every layer and head.
             photo: The photo of the sample, as an array (height, width, 3) of 8-bit colours or a PIL

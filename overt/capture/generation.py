@@ -6,7 +6,7 @@ and reduced; queries, keys and whole maps are not stored.
 """
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from overt.attention import GLOBAL_QUERY, AttentionMap, Kind, Layout, Span
 from overt.capture.call import Call
 from overt.capture.edits import Bias, Edit
+from overt.capture.layouts.decoded_tokens import decode_geometry
 from overt.capture.session import watch
 from overt.capture.stacked_calls import group_stackable, stacked_weights
 
@@ -58,6 +59,7 @@ def generate(
     where: Callable[[Call], bool] | None = None,
     reduce: Reduce | None = None,
     edit: Edit | Bias | None = None,
+    tokenizer: Any = None,
     **arguments: Any,
 ) -> GenerationResult:
     """Run `model.generate(**arguments)` and capture the attention of each generated token.
@@ -78,7 +80,9 @@ def generate(
         reduce: Applied to the map (b, l, h, 1, k) of each token, with beams as samples; only its
             result is stored: `lambda row: row.over_heads().over_layers()`.
         edit: As for `watch`.
-        **arguments: Arguments of `model.generate`.
+        tokenizer: Tokenizer or processor that names the generated tokens in pictures, and those of
+            the prompt if `keys` is None.
+        **arguments: Arguments of `model.generate`, by name.
 
     Returns:
         The output of `model.generate` and the attention map.
@@ -104,7 +108,10 @@ def generate(
     if not callable(write):
         kind = type(model).__name__
         raise ValueError(f"{kind} has no generate(); use watch(model, each=...) instead")
-    if where is None and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    encodes = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    # positions of the prompt are those of `input_ids`, or of their encoder
+    reads_prompt = keys is None and (not encodes or where is None)
+    if where is None and encodes:
         where = _is_cross_attention
     rows = _TokenRows(keys, where, reduce, _uses_cache if layers is None else _accept_all)
     processors = [*(arguments.pop("logits_processor", None) or []), rows]
@@ -114,8 +121,16 @@ def generate(
                 hook = module.register_forward_pre_hook(rows.on_forward, with_kwargs=True)
                 undo.callback(hook.remove)
         undo.enter_context(watch(model, layers, heads, edit=edit, each=rows.on_call))
-        output = write(**_with_required_settings(arguments), logits_processor=processors)
-    return GenerationResult(output, rows.map(output, _end_tokens(model, arguments)))
+        output = write(
+            **_with_required_settings(_with_tokenizer(model, arguments, tokenizer)),
+            logits_processor=processors,
+        )
+    attention = rows.map(output, _end_tokens(model, arguments))
+    if tokenizer is not None:
+        attention = _name_generated(attention, tokenizer, output.sequences[:, rows.start :])
+        if reads_prompt and (encodes or not rows.reads_cross_attention):
+            attention = _name_prompt(attention, tokenizer, arguments)
+    return GenerationResult(output, attention)
 
 
 class _TokenRows:
@@ -199,6 +214,11 @@ class _TokenRows:
         return scores
 
     # --- result
+
+    @property
+    def reads_cross_attention(self) -> bool:
+        """Whether the rows are of cross-attention."""
+        return self.where is _is_cross_attention
 
     def map(self, output: Any, ends: Int[Tensor, " e"]) -> AttentionMap:
         """Return the map of the output sequences, each traced back through its beams."""
@@ -312,14 +332,55 @@ class _TokenRows:
         return found, [place for group in groups for place in group]
 
 
+def _name_generated(
+    attention: AttentionMap, tokenizer: Any, new: Int[Tensor, "b n"]
+) -> AttentionMap:
+    """Return the map with the text of the generated tokens."""
+    span = attention.queries.spans[0]
+    geometry = decode_geometry(tokenizer, new[:, : len(attention.queries)])
+    return replace(
+        attention,
+        queries=Layout((replace(span, geometry=geometry),), len(attention.queries)),
+    )
+
+
+def _name_prompt(
+    attention: AttentionMap, tokenizer: Any, arguments: Mapping[str, Any]
+) -> AttentionMap:
+    """Return the map with the text of the prompt, if its keys are the tokens of `input_ids`."""
+    ids = arguments.get("input_ids", arguments.get("inputs"))
+    keys = len(attention.keys)
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.shape[1:] != (keys,):
+        return attention
+    there = arguments.get("attention_mask")
+    geometry = decode_geometry(
+        tokenizer, ids, None if there is None or there.shape != ids.shape else there.bool()
+    )
+    # sequences of one sample follow each other
+    rows = torch.arange(len(ids)).repeat_interleave(len(attention) // len(ids))
+    return replace(
+        attention, keys=Layout((Span("text", (keys,), slice(0, keys), geometry[rows]),), keys)
+    )
+
+
 _ASSISTED = "assisted generation is not supported: remove the assistant or prompt lookup"
 
 
 def _check_arguments(model: nn.Module, keys: Keys | None, arguments: dict[str, Any]) -> None:
     """Raise for unsupported arguments before the model runs."""
+    given = any(isinstance(one, Tensor) for one in arguments.values())
+    if isinstance(keys, Mapping):
+        raise TypeError(
+            "the second argument is keys; pass inputs by name: generate(model, **inputs)"
+        )
+    if isinstance(keys, str) and not given:
+        raise TypeError(
+            "the second argument is keys; pass the tokens of a text by name: "
+            'generate(model, **tokenizer(text, return_tensors="pt"))'
+        )
     if isinstance(keys, str):
         raise TypeError(f"keys must be positions: use the span layout_of(...).find({keys!r})")
-    if isinstance(keys, Tensor) and not any(isinstance(one, Tensor) for one in arguments.values()):
+    if isinstance(keys, Tensor) and not given:
         raise TypeError(
             "the second argument is keys; pass inputs by name: generate(model, input_ids=...)"
         )
@@ -340,6 +401,13 @@ def _generation_setting(model: nn.Module, arguments: dict[str, Any], name: str) 
     return (
         getattr(getattr(model, "generation_config", None), name, None) if given is None else given
     )
+
+
+def _with_tokenizer(model: nn.Module, arguments: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Add the tokenizer if `model.generate` needs it, to find the strings at which it stops."""
+    if tokenizer is None or _generation_setting(model, arguments, "stop_strings") is None:
+        return arguments
+    return arguments | {"tokenizer": getattr(tokenizer, "tokenizer", tokenizer)}
 
 
 def _with_required_settings(arguments: dict[str, Any]) -> dict[str, Any]:

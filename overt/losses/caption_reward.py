@@ -37,11 +37,21 @@ def next_token_cross_entropy(
     Returns:
         The loss, one row per token of the mask.
 
+    Raises:
+        ValueError: Tokens or mask do not have the shape of the logits.
+
     Example:
         >>> tokens, mask = torch.tensor([[1, 2, 0]]), torch.tensor([[True, True, False]])
         >>> next_token_cross_entropy(torch.zeros(1, 3, 4), tokens, mask).mean()  # log 4
         tensor(1.3863)
     """
+    for what, one in (("tokens", tokens), ("mask", mask)):
+        if one.shape != logits.shape[:2]:
+            raise ValueError(
+                f"{what} must have the shape {tuple(logits.shape[:2])} of the logits, got "
+                f"{tuple(one.shape)}: the logits of a position are for the next token, such as "
+                "tokens[:, 1:]"
+            )
     # flat, so that the vocabulary axis is last and contiguous
     losses = torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1),

@@ -116,6 +116,12 @@ def place_cells(
     return weights, known if geometry is None else geometry
 
 
+def check_unsigned(attention: AttentionMap) -> None:
+    """Raise if a map has signed weights, which are not drawn as heat."""
+    if attention.kind is Kind.SIGNED:
+        raise ValueError("expected weights that are not negative, got signed ones: use positive()")
+
+
 def image_cells(
     attention: AttentionMap,
     layer: int | None = None,
@@ -134,14 +140,13 @@ def image_cells(
         ValueError: if the map has several samples, signed weights, or not one image among its keys.
         UserError: if the layer, head or query does not exist.
     """
-    if attention.kind is Kind.SIGNED:
-        raise ValueError("expected weights that are not negative, got signed ones: use positive()")
+    check_unsigned(attention)
     spans = grid_spans(attention.keys)
     if len(spans) != 1:
         raise ValueError(
             f"expected one image among the keys, got {len(spans)} in {attention.keys!r}: name it "
             "with watch(model, layout=...), or choose one with attention.block(query, key); a map "
-            "of text is saved as .svg or .html"
+            "of text is saved without a photo"
         )
     shown = make_panel(attention)
     weights = weight_row(shown, choose(shown, layer, head, query))

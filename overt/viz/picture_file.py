@@ -7,10 +7,18 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from overt import io
-from overt.attention import AttentionMap, Kind
-from overt.viz.notebook import view
-from overt.viz.panel import choose, make_panel, text_spans, text_weights, weight_row
-from overt.viz.photo_overlay import image_cells, overlay, save_png
+from overt.attention import AttentionMap
+from overt.viz.attention_figure import save_panels
+from overt.viz.notebook import NotebookView, view
+from overt.viz.panel import (
+    choose,
+    grid_spans,
+    make_panel,
+    text_spans,
+    text_weights,
+    weight_row,
+)
+from overt.viz.photo_overlay import check_unsigned, image_cells, overlay, save_png
 from overt.viz.text_heatmap import text_heatmap_svg
 
 CELL = 32  # pixels of a cell drawn without a photo
@@ -26,6 +34,9 @@ def save_picture(
 ) -> Path:
     """Write one sample of a map: `.png` over its photo, `.svg` over its text, `.html` as a page.
 
+    A `.png` or `.svg` of a map without an image or a text is a figure with the matrix of the map
+    and all of its layers and heads.
+
     Args:
         path: file to write; the suffix chooses the format.
         attention: map of one sample.
@@ -38,8 +49,8 @@ def save_picture(
         The path.
 
     Raises:
-        ValueError: if the format is not supported, or the map has several samples, signed weights,
-            or neither an image (`.png`) nor a text (`.svg`) among its keys.
+        ValueError: if the format is not supported, the map has several samples or signed weights,
+            or a `.png` has a photo and no image among the keys.
         UserError: if the layer, head or query does not exist.
 
     Example:
@@ -56,9 +67,13 @@ def save_picture(
     if kind not in (".png", ".svg", ".html"):
         raise ValueError(f"Unsupported format {path.suffix!r} of {path}: use .png, .svg or .html.")
     if kind == ".html":
-        view(attention, photo, layer=layer, head=head, query=query).save(path)
-    elif kind == ".svg":
+        _view(attention, photo, layer, head, query).save(path)
+    elif kind == ".svg" and len(text_spans(attention.keys)) == 1:
         io.write_text(path, _text_svg(attention, layer, head, query))
+    elif kind == ".svg" or (photo is None and not grid_spans(attention.keys)):
+        check_unsigned(attention)
+        shown = _view(attention, photo, layer, head, query)
+        save_panels(path, [shown.panel], [shown.choice])
     else:
         cells, geometry = image_cells(attention, layer, head, query)
         if photo is None:  # cells that a crop made oblong are drawn as squares
@@ -69,17 +84,27 @@ def save_picture(
     return path
 
 
+def _view(
+    attention: AttentionMap,
+    photo: UInt8[np.ndarray, "y x 3"] | Image.Image | None,
+    layer: int | None,
+    head: int | None,
+    query: str | int | None,
+) -> NotebookView:
+    """Return the panel and choice of a map of one sample."""
+    if len(attention) != 1:
+        raise ValueError(
+            f"expected a map of one sample, got {len(attention)}: select one with "
+            "attention.sample(0)"
+        )
+    return view(attention, photo, layer=layer, head=head, query=query)
+
+
 def _text_svg(
     attention: AttentionMap, layer: int | None, head: int | None, query: str | int | None
 ) -> str:
-    if attention.kind is Kind.SIGNED:
-        raise ValueError("expected weights that are not negative, got signed ones: use positive()")
+    check_unsigned(attention)
     spans = text_spans(attention.keys)
-    if len(spans) != 1:
-        raise ValueError(
-            f"expected one text with characters among the keys, got {len(spans)} in "
-            f"{attention.keys!r}: make the layout with overt.words(n, geometry=TextGeometry(...))"
-        )
     shown = make_panel(attention)
     weights = weight_row(shown, choose(shown, layer, head, query))
     return text_heatmap_svg(*text_weights(spans[0], weights))

@@ -654,3 +654,35 @@ def test_watching_does_not_change_what_is_written() -> None:
     processors = transformers.LogitsProcessorList([spy])
     generate(model, **given, max_new_tokens=2, min_new_tokens=2, logits_processor=processors)
     assert called == [9, 10] and len(processors) == 1
+
+
+def test_a_tokenizer_names_the_generated_tokens_and_those_of_the_prompt() -> None:
+    model = made("gpt2")
+    prompt = torch.tensor([[0, 7, 8, 9], [5, 6, 7, 8]])
+
+    class Letters:
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return "".join(f" w{n}" for n in ids).lstrip()
+
+    settings: dict[str, Any] = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    settings |= {"input_ids": prompt, "attention_mask": (prompt > 0).long()}
+    for more, copies in (({}, 1), ({"num_beams": 3, "num_return_sequences": 2}, 2)):
+        found = generate(model, **settings, **more, tokenizer=Letters())
+        new, text = found.attention.queries.find("new"), found.attention.keys.find("text")
+        for row, sequence in enumerate(found.output.sequences.tolist()):
+            spoken = [f"w{n}" for n in sequence]
+            assert new.geometry.tokens(row) == spoken[4:]
+            assert text.geometry.tokens(row)[1:] == spoken[1:4]
+            assert text.geometry.tokens(row)[0] == ("" if row < copies else "w5")
+    plain = generate(model, **settings).attention
+    assert plain.keys.find("keys").geometry is None and plain.queries.find("new").geometry is None
+    # positions that are not the whole prompt keep the name and geometry that they have
+    part = generate(model, slice(1, 3), **settings, tokenizer=Letters()).attention
+    assert part.keys.find("keys").geometry is None
+
+
+@pytest.mark.parametrize("inputs", [{"input_ids": torch.ones(1, 2)}, "a text"])
+def test_inputs_by_position_are_refused(inputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(TypeError, match=r"by name: generate\(model, \*\*"):
+        generate(made("gpt2"), inputs, max_new_tokens=2)

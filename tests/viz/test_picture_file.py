@@ -36,7 +36,25 @@ def test_svg_shades_the_text(tmp_path: Path) -> None:
     heat = AttentionMap.from_cells(torch.tensor([[0.0, 0.25, 0.75]]), words(3, geometry=text))
     assert "<title>ring: 0.750</title>" in heat.save(tmp_path / "words.svg").read_text()
     with pytest.raises(ValueError, match="image"):
-        heat.save(tmp_path / "words.png")
+        heat.save(tmp_path / "words.png", PHOTO)
+
+
+def test_maps_without_a_place_are_figures(tmp_path: Path) -> None:
+    text = TextGeometry(("a red ring",), torch.tensor([[[0, 1], [2, 5], [6, 10]]]))
+    among = torch.full((1, 2, 2, 2, 3), 1 / 3)
+    for keys in (words(3), words(3, geometry=text)):
+        attention = AttentionMap(among, keys, words(2, "new"))
+        assert min(Image.open(attention.save(tmp_path / "all.png", query=1)).size) > 300
+    drawn = AttentionMap(among, words(3), words(2, "new")).save(tmp_path / "all.svg").read_text()
+    assert "every layer (down) and head (across)" in drawn
+    assert "<image" in HEAT.save(tmp_path / "photo.svg", PHOTO).read_text()
+
+
+def test_several_samples_are_refused(tmp_path: Path) -> None:
+    two = HEAT.select(torch.tensor([0, 0]))
+    for name in ("two.png", "two.svg", "two.html"):
+        with pytest.raises(ValueError, match=r"one sample.*sample\(0\)"):
+            two.save(tmp_path / name)
 
 
 def test_html_is_a_page_with_the_photo(tmp_path: Path) -> None:
@@ -55,7 +73,7 @@ def test_show_is_displayed_by_notebooks():
         ("heat.gif", {}, ValueError, "gif.*png"),
         ("heat", {}, ValueError, "png"),
         ("heat.png", {"layer": 3}, UserError, "layers.* 0 .*3"),
-        ("heat.svg", {}, ValueError, "got 0.*TextGeometry"),
+        ("heat.svg", {"head": 3}, UserError, "heads.* 0 .*3"),
     ],
 )
 def test_bad_requests_write_nothing(

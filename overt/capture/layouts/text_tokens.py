@@ -83,6 +83,8 @@ def locate_tokens(
     the remaining ids must be those of the text.
     """
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if isinstance(texts, str):
+        raise TypeError(f"texts must be a list with one text per sample: [{texts[:40]!r}]")
     if len(texts) != len(input_ids):
         raise ValueError(f"got {len(texts)} texts and {len(input_ids)} rows of input_ids")
     real = torch.ones_like(input_ids) if attention_mask is None else attention_mask

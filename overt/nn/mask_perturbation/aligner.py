@@ -233,7 +233,7 @@ class AlignmentPass:
         found = []
         for name, masks in self.masks.items():
             for mask, seen in zip(masks, self.visible[name], strict=True):
-                kept = seen if rows is None else seen & rows[:, None, :, None].to(seen.device)
+                kept = seen if rows is None else seen & _words_of(rows, seen)
                 found.append((mask, kept))
         if not found:
             raise ValueError("no attention was masked: run the model inside the block")
@@ -262,6 +262,18 @@ class AlignmentPass:
                 MaskReport(name, total / max(1, count), float(spreads.mean()) if count else 0.0)
             )
         return tuple(found)
+
+
+def _words_of(rows: Tensor, seen: Bool[Tensor, "b h q k"]) -> Bool[Tensor, "b 1 q 1"]:
+    """Return the rows for every head and key, checked."""
+    expected = (seen.shape[0], seen.shape[2])
+    if rows.dtype is not torch.bool or rows.shape != expected:
+        raise ValueError(
+            f"rows must be a bool mask of shape {expected}, one entry per query of the captured "
+            f"cross-attention, got {str(rows.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(rows.shape)}"
+        )
+    return rows[:, None, :, None].to(seen.device)
 
 
 def _std_over_keys(mask: Weights, seen: Bool[Tensor, "b h q k"]) -> Float[Tensor, " n"]:
@@ -293,6 +305,7 @@ def find_cross_attention(model: nn.Module, run: Callable[[], Any]) -> dict[str, 
         The shape of each cross-attention module, by name.
 
     Raises:
+        TypeError: `run` is not a function.
         ValueError: the model has no cross-attention.
 
     Example:
@@ -304,6 +317,10 @@ def find_cross_attention(model: nn.Module, run: Callable[[], Any]) -> dict[str, 
         >>> find_cross_attention(model, lambda: model(batch))
         {'decoder.0.cross': AttentionShape(heads=2, groups=2, width=4)}
     """
+    if not callable(run):
+        raise TypeError(
+            f"run must be a function, such as lambda: model(**inputs), got {type(run).__name__}"
+        )
     with torch.no_grad(), watch(model) as trace:
         run()
     found: dict[str, AttentionShape] = {}
@@ -387,8 +404,16 @@ class Aligner(nn.Module):
         penalty: Penalty = mean_square,
     ) -> None:
         super().__init__()
-        if not places:
-            raise ValueError("places is empty: pass the result of find_cross_attention")
+        if not isinstance(places, Mapping) or not places:
+            got = "empty" if isinstance(places, Mapping) else f"a {type(places).__name__}"
+            raise ValueError(f"places is {got}: pass the result of find_cross_attention")
+        for what, choice in (("fuse", fuse), ("mask", mask)):
+            if not callable(choice):
+                raise TypeError(
+                    f"{what} must be a function of overt.nn.mask_perturbation, not called, such as "
+                    f"{what}=mask_perturbation.{'gate' if what == 'fuse' else 'query_key'}, got "
+                    f"{choice!r}"
+                )
         self.model, self.places = model, dict(places)
         self.average, self.finish, self.through = average, finish, through
         self.penalty = penalty
@@ -525,6 +550,13 @@ class Aligner(nn.Module):
             found.visible.setdefault(call.name, []).append(seen.expand_as(mask))
         return mask
 
+    # --- captions
+
+    def generate(self, *inputs: Any, **named: Any) -> Any:
+        """Run `model.generate` with aligned attention, for models of Hugging Face."""
+        with self.aligned(learn_masks=False):
+            return self.model.generate(*inputs, **named)  # type: ignore[operator]
+
     # --- the Decoder protocol
 
     def encode(self, batch: Any) -> Any:
@@ -645,7 +677,7 @@ class Alignment:
 
 def align(
     aligner: Aligner,
-    task: Callable[[], Loss],
+    task: Callable[[], Loss | Float[Tensor, ""]],
     strength: float = LAMBDA,
     rows: Bool[Tensor, "b q"] | None = None,
     restrict: RestrictGradient = restrict_gradient,
@@ -658,8 +690,9 @@ def align(
 
     Args:
         aligner: the model with masks.
-        task: runs the model and returns its loss. Whatever does not depend on cross-attention, such
-            as the encoder, can be computed before.
+        task: runs the model and returns its loss: a `Loss`, or a tensor with one number, such as
+            `model(**inputs).loss` of Hugging Face, which is the mean over `rows`. Whatever does not
+            depend on cross-attention, such as the encoder, can be computed before.
         strength: weight of the penalty, lambda.
         rows: words that are not padding.
         restrict: restricts the gradient of the masks' losses. `fit` does this itself, so
@@ -667,6 +700,10 @@ def align(
 
     Returns:
         The losses by parameter set, and both passes.
+
+    Raises:
+        TypeError: `aligner` is not an `Aligner`, or `task` is not a function that returns a loss.
+        ValueError: `rows` has not the shape of the words.
 
     Example:
         >>> from overt.nn import CachedRegionEncoder, Captioner, CaptionerSizes
@@ -677,23 +714,41 @@ def align(
         >>> aligner = Aligner(model, find_cross_attention(model, lambda: model(batch)))
         >>> def task():
         ...     logits = model(batch).logits.flatten(0, 1)
-        ...     total = nn.functional.cross_entropy(logits, batch.tokens[:, 1:].flatten())
-        ...     return Loss(total, torch.ones(()))
+        ...     return nn.functional.cross_entropy(logits, batch.tokens[:, 1:].flatten())
         >>> result = align(aligner, task)
         >>> {name: list(losses) for name, losses in result.losses.items()}
         {'captioner': ['caption'], 'masks': ['harm', 'penalty']}
         >>> sum(one.mean() for group in result.losses.values() for one in group.values()).backward()
     """
+    if not isinstance(aligner, Aligner) or not callable(task):
+        raise TypeError(
+            "expected align(aligner, task) with an Aligner and a function such as "
+            f"lambda: model(**inputs).loss, got {type(aligner).__name__} and {type(task).__name__}"
+        )
     # masks are frozen here: their gradient comes from the perturbed pass alone
     with aligner.aligned(learn_masks=False) as aligned:
-        loss = task()
+        loss = _as_sum(task(), rows)
     with aligner.perturbed() as perturbed:
-        harm = task()
+        harm = _as_sum(task(), rows)
     penalty = perturbed.penalty(rows, aligner.penalty)
     # eq. 4 in both parts: raise the caption loss, and perturb little
     against = {"harm": -1.0 * harm, "penalty": strength * penalty}
     masks = restrict(against, aligner.mask_parameters())
     return Alignment({CAPTIONER: {"caption": loss}, MASKS: masks}, aligned, perturbed)
+
+
+def _as_sum(loss: Loss | Tensor, rows: Tensor | None) -> Loss:
+    """Return a mean over the rows as a sum and a count."""
+    if isinstance(loss, Loss):
+        return loss
+    if not isinstance(loss, Tensor) or loss.ndim:
+        shape = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise TypeError(
+            "task must return a Loss or a tensor with one number, such as the loss of a Hugging "
+            f"Face model, got {shape}"
+        )
+    count = torch.ones_like(loss) if rows is None else rows.sum().to(loss)
+    return Loss(loss * count, count)
 
 
 def _key(name: str) -> str:

@@ -525,3 +525,60 @@ def test_saved_names_of_choices_are_stable():
     assert printed["mask"] == "linear.<locals>.<lambda>" and printed["average"] == "head_mean"
     changed = make_aligner(average=zero_average, finish=fuse_enhanced_normalized).choices
     assert (changed["average"], changed["finish"]) == ("nothing", "enhanced_first")
+
+
+def test_a_scalar_task_loss_is_the_mean_over_the_words():
+    made = make_aligner()
+    summed = align(made, lambda: caption_loss(made), rows=TOKEN_MASK).losses
+    for rows, count in ((TOKEN_MASK, TOKEN_MASK.sum()), (None, 1)):
+        mean = align(made, lambda: caption_loss(made).mean(), rows=rows).losses
+        for group, name in ((CAPTIONER, "caption"), (MASKS, "harm")):
+            assert mean[group][name].count == count
+            torch.testing.assert_close(mean[group][name].mean(), summed[group][name].mean())
+
+
+def test_generate_runs_the_aligned_model():
+    class Writer(nn.Module):
+        def generate(self, batch, length):
+            return made.model(batch).logits[:, :length]
+
+    made, batch = make_aligner(fuse=decay), region_batch()
+    made.model.generate = Writer().generate
+    with torch.no_grad(), made.aligned():
+        expected = made.model(batch).logits[:, :2]
+    assert torch.equal(made.generate(batch, length=2), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda made: align(made.model, lambda: None), TypeError, "Aligner and a function.*Captio"),
+        (lambda made: align(made, caption_loss(made)), TypeError, "got Aligner and Loss"),
+        (
+            lambda made: align(made, lambda: caption_loss(made) and "x"),
+            TypeError,
+            "one number.*str",
+        ),
+        (
+            lambda made: align(made, lambda: caption_loss(made), rows=torch.ones(1, 2).bool()),
+            ValueError,
+            r"rows must be a bool mask of shape \(\d, \d\).*got bool of shape \(1, 2\)",
+        ),
+        (
+            lambda made: align(made, lambda: caption_loss(made), rows=TOKEN_MASK.float()),
+            ValueError,
+            "bool mask.*float32",
+        ),
+        (lambda made: Aligner(made.model, made.places, fuse="gate"), TypeError, "fuse.*not called"),
+        (
+            lambda made: Aligner(made.model, [*made.places]),
+            ValueError,
+            "list.*find_cross_attention",
+        ),
+        (lambda made: find_cross_attention(made.model, 3), TypeError, "lambda.*got int"),
+    ],
+)
+def test_wrong_arguments_are_named(call, error, message, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(error, match=message):
+        call(make_aligner())
