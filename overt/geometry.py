@@ -653,6 +653,10 @@ class TextGeometry:
     texts: tuple[str, ...]
     spans: Int[Tensor, "b n 2"]
 
+    def __post_init__(self) -> None:
+        if isinstance(self.texts, str):
+            raise TypeError(f"texts must be a tuple with one text per sample: ({self.texts!r},)")
+
     def __len__(self) -> int:
         return len(self.texts)
 
@@ -689,8 +693,20 @@ class TextGeometry:
             The covered shares.
 
         Raises:
+            TypeError: A text has a range in place of a list of ranges.
             ValueError: The number of lists is not that of the texts.
+
+        Example:
+            >>> spans = torch.tensor([[[0, 1], [2, 5], [6, 10]]])
+            >>> TextGeometry(("a red ring",), spans).cover([[(2, 5)]])  # one list per text
+            tensor([[0., 1., 0.]])
         """
+        for marked in ranges:
+            if any(isinstance(one, int) for one in marked):
+                raise TypeError(
+                    f"expected a list of ranges (start, end) for each text, got {marked!r}: write "
+                    f"[{tuple(marked)!r}]"
+                )
         if len(ranges) != len(self):
             raise ValueError(
                 f"expected {len(self)} lists of ranges, one per text, got {len(ranges)}"

@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import wraps
@@ -129,6 +129,11 @@ class watch:
         _check_model(model)
         if edit is not None and not isinstance(edit, Bias) and not callable(edit):
             raise TypeError(f"edit must be a function (call, weights) or a Bias, got {edit!r}")
+        if isinstance(heads, Mapping):
+            raise TypeError(
+                f"heads are those of every captured layer, such as [0, 3], got {heads!r}: to use "
+                "other heads in each layer, read trace.layer(4).heads([1]) from the trace"
+            )
         if heads is not None and (isinstance(heads, int) or not len(heads)):
             raise TypeError(f"heads must be a non-empty list such as [0], got {heads!r}")
         model = without_adapter(model)  # its `generate` does not call the forward of the wrapper

@@ -12,7 +12,7 @@ def check_cells(
     width: int | None = None,
     question_width: int | None = None,
 ) -> None:
-    """Raise `ValueError` unless cells are (b, k, d), with a question per sample and k positions.
+    """Raise unless cells are (b, k, d), with a question per sample and k positions.
 
     A feature map is not flattened silently: (b, d, y, x) and (b, y, x, d) look alike.
 
@@ -22,7 +22,15 @@ def check_cells(
         layout: layout of the cells.
         width: expected features of a cell; any by default.
         question_width: expected features of the question; any by default.
+
+    Raises:
+        TypeError: The layout is not a `Layout`.
+        ValueError: A shape does not fit.
     """
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"layout must be the layout of the cells, such as overt.grid(8, 8), got {layout!r}"
+        )
     shape = tuple(cells.shape)
     wanted = f"(b, k, {width or 'd'})"
     if cells.ndim == 4:

@@ -5,6 +5,7 @@ Sums are divided here by the counts over all processes and accumulated batches, 
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass, make_dataclass, replace
@@ -127,7 +128,8 @@ def add_attention_loss(
 
     Its outputs then also have `attention_loss`, a sum, and `attention_rows`, its count. The model
     is patched, not wrapped: DDP, FSDP, saving and resuming work as before. A deep copy made inside
-    the block is of the original model.
+    the block is of the original model. The loop adds `attention_loss` to its loss, as
+    `AttentionLossMixin` does; a warning says so if it was never trained.
 
     Args:
         model: A Hugging Face model.
@@ -135,7 +137,8 @@ def add_attention_loss(
         layout: Layout of the tokens, or a function of the inputs that returns it.
         layers: Layers to capture; all by default.
         only: Names of inputs for `loss` and `layout`, which the model does not receive.
-        heads: Heads to capture in each layer; all by default.
+        heads: Heads to capture, the same in each layer; all by default. For others in each layer,
+            use `trace.layer(4).heads([1])` in `loss`.
 
     Yields:
         The model.
@@ -155,9 +158,11 @@ def add_attention_loss(
     # an attribute on the instance hides the method of the class; deleting it restores the method
     before, own = model.forward, "forward" in vars(model)
     wrapped = wrap(model, layout=layout, layers=layers, heads=heads, loss=loss)
-    model.forward = _ForwardWithLoss(before, wrapped, only)
+    training = _GradientRecord()
+    model.forward = _ForwardWithLoss(before, wrapped, only, training)
     try:
         yield model
+        training.warn_if_untrained()
     finally:
         if own:
             model.forward = before
@@ -213,16 +218,51 @@ def supervise_answers(
         yield model
 
 
+class _GradientRecord:
+    """Which of the prediction and the loss on attention received a gradient."""
+
+    def __init__(self) -> None:
+        self.prediction = self.attention = False
+
+    def watch(self, prediction: Tensor, loss: Tensor) -> None:
+        """Record the gradients of a forward pass; those of a compiled one are not recorded."""
+        if torch.compiler.is_compiling() or not (prediction.requires_grad and loss.requires_grad):
+            return
+        prediction.register_hook(self._on_prediction)
+        loss.register_hook(self._on_attention)
+
+    def warn_if_untrained(self) -> None:
+        """Warn if the task was trained and the loss on attention was not."""
+        if self.prediction and not self.attention:
+            warnings.warn(
+                "the attention loss was computed and never trained: use "
+                "`class MyTrainer(AttentionLossMixin, Trainer)`, "
+                "Trainer(compute_loss_func=compute_loss), or add output.attention_loss / "
+                "output.attention_rows to the loss",
+                stacklevel=4,
+            )
+
+    def _on_prediction(self, gradient: Tensor) -> None:
+        self.prediction = True
+
+    def _on_attention(self, gradient: Tensor) -> None:
+        self.attention = True
+
+
 class _ForwardWithLoss:
     """Forward method that captures attention and adds the loss; has the original signature."""
 
     def __init__(
-        self, before: Callable[..., Any], wrapped: WrappedModel, only: Collection[str]
+        self,
+        before: Callable[..., Any],
+        wrapped: WrappedModel,
+        only: Collection[str],
+        training: _GradientRecord,
     ) -> None:
         # Trainer removes columns that `forward` does not name: the signature must stay the
         # original's
         update_wrapper(self, before)
-        self.before, self.wrapped, self.only = before, wrapped, only
+        self.before, self.wrapped, self.only, self.training = before, wrapped, only, training
         self.names = inspect.signature(before)
         self.running = False
 
@@ -240,7 +280,9 @@ class _ForwardWithLoss:
         extra = {name: kwargs.pop(name) for name in self.only if name in kwargs}
         bound = self.names.bind_partial(*args).arguments
         inputs = {**bound, **kwargs, **extra}
-        return _forward_with_loss(self.wrapped, inputs, lambda *_: self.before(*args, **kwargs))
+        return _forward_with_loss(
+            self.wrapped, inputs, lambda *_: self.before(*args, **kwargs), self.training
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
         """Return the original forward for a copy of the model: a copy of this would run `model`."""
@@ -248,7 +290,10 @@ class _ForwardWithLoss:
 
 
 def _forward_with_loss(
-    wrapped: WrappedModel, inputs: Mapping[str, Any], run: Callable[..., Any]
+    wrapped: WrappedModel,
+    inputs: Mapping[str, Any],
+    run: Callable[..., Any],
+    training: _GradientRecord,
 ) -> Any:
     output, seen = wrapped.run_traced(wrapped.encode(inputs), run)
     if not is_dataclass(output) or not isinstance(output, Mapping):
@@ -256,7 +301,8 @@ def _forward_with_loss(
             f"expected a Hugging Face model output, got a {type(output).__name__}: use "
             "return_dict=True, or overt.wrap(model, loss=...)"
         )
-    judged = wrapped.attention_loss(seen, inputs, extract_prediction(output))
+    prediction = extract_prediction(output)
+    judged = wrapped.attention_loss(seen, inputs, prediction)
     if judged is None:
         return output
     assert isinstance(judged, Loss)
@@ -266,6 +312,7 @@ def _forward_with_loss(
             "batch-level losses cannot be used with Trainer, which may accumulate batches: use fit"
         )
     found = {TOTAL: judged.weight * judged.total, ROWS: judged.count.to(judged.total)}
+    training.watch(prediction, found[TOTAL])
     return _output_with_loss(type(output))(**output, **found)
 
 

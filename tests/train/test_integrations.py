@@ -120,7 +120,9 @@ def test_a_plain_trainer_divides_by_labels(batch: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_trainer_without_the_attention_loss_differs(tmp_path: Path) -> None:
+def test_a_trainer_without_the_attention_loss_differs(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     """Negative control of the tests above."""
     model = bert()
     with pytest.raises(AssertionError):
@@ -129,6 +131,7 @@ def test_a_trainer_without_the_attention_loss_differs(tmp_path: Path) -> None:
         args = training_arguments(tmp_path, 4)
         Trainer(model, args, train_dataset=Sentences(), compute_loss_func=label_loss).train()
     assert_same_weights(model, train_manually(per_label=0.0)[0])
+    assert any("never trained" in str(one.message) for one in recwarn)
 
 
 def test_trainer_evaluates_and_saves_the_users_model(tmp_path: Path) -> None:
@@ -251,6 +254,49 @@ def test_a_batch_level_loss_raises() -> None:
 
 
 # --- the loss inside the model --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_an_attention_loss_that_is_never_trained_warns(
+    adds: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, batch = bert().train(), full_batch()
+    with add_attention_loss(model, target_word_loss, LAYOUT, only=["target"]):
+        output = model(**batch)
+        (output.loss + adds * output.attention_loss if adds else output.loss).backward()
+    found = [str(one.message) for one in recwarn if "never trained" in str(one.message)]
+    assert len(found) == (0 if adds else 1)
+    assert adds or "AttentionLossMixin" in found[0]
+
+
+def test_an_attention_loss_that_is_only_computed_does_not_warn(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    model = bert()
+    with add_attention_loss(model, target_word_loss, LAYOUT, only=["target"]):
+        model(**full_batch())
+    assert not [one for one in recwarn if "never trained" in str(one.message)]
+
+
+def test_an_attention_loss_that_is_a_tensor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+
+    def tensor_loss(trace: AttentionTrace, inputs: Any) -> Any:
+        return trace.map().weights.sum()
+
+    model = bert()
+    message = r"Loss\(values\.sum\(\), count\), got Tensor"
+    with add_attention_loss(model, tensor_loss), pytest.raises(TypeError, match=message):
+        model(**full_batch_without_target())
+
+
+def test_heads_per_layer_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    model, heads = bert(), {0: [1]}
+    message = r"every captured layer.*trace\.layer\(4\)\.heads"
+    context = add_attention_loss(model, target_word_loss, heads=heads)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=message), context:
+        model(**full_batch_without_target())
 
 
 def test_the_model_is_restored_on_exit_and_after_an_error() -> None:

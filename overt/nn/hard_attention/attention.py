@@ -4,6 +4,7 @@ Malinowski, Doersch, Santoro and Battaglia, "Learning Visual Question Answering 
 Hard Attention", ECCV 2018, https://arxiv.org/abs/1808.00300, section 3.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -184,6 +185,7 @@ class HardAttention(nn.Module):
         # without layers on the cells, the question must be projected to the width of the cells
         width = joint if joint is not None and depth else cell
         self.sizes = {"cell": cell, "question": question, "joint": width, "depth": depth}
+        _check_selection(selection)
         if selection is None or isinstance(selection, Selection):
             self.selection = selection or Selection()
         else:
@@ -249,7 +251,12 @@ class HardAttention(nn.Module):
 
         The key is the number of cells kept now, where a schedule changes it, and the hardness of
         the weights. While it stays the same, a captured CUDA graph can be replayed.
+
+        Raises:
+            ValueError: The progress is not from 0 to 1.
         """
+        if not 0 <= progress <= 1:
+            raise ValueError(f"progress must be from 0 to 1, such as step / steps, got {progress}")
         self.progress = progress
         hardness = hardness_at(self.selection.weigh, progress)
         if self.selection.widen is None:
@@ -339,7 +346,11 @@ class HardAttention(nn.Module):
             layout: layout of the cells.
             mask: scales joined cells; 0 removes a cell.
 
+        Returns:
+            The summary, and the map of the kept cells.
+
         Raises:
+            TypeError: `layout` is not a layout.
             ValueError: The cells are not (b, k, d) with `cell` features, or the other arguments do
                 not fit them.
 
@@ -373,6 +384,26 @@ class HardAttention(nn.Module):
                     "aggregate": self.aggregate.config(),
                 }
         raise UserError(f"cannot save a custom score: expected one of {', '.join(SCORES)}")
+
+
+def _check_selection(selection: object) -> None:
+    """Raise unless a rule can be called with scores alone."""
+    if selection is None or isinstance(selection, Selection):
+        return
+    if not callable(selection):
+        raise TypeError(
+            f"selection must be a rule such as partial(keep_top, count=4), got {selection!r}"
+        )
+    try:
+        inspect.signature(selection).bind(None)
+    except TypeError as error:
+        name = getattr(selection, "__name__", repr(selection))
+        raise TypeError(
+            f"a rule is called with the scores alone, and {name} needs more ({error}): give it "
+            f"with functools.partial, such as partial({name}, count=4)"
+        ) from None
+    except ValueError:  # no signature, as for some functions in C
+        pass
 
 
 def hard_attention_from_config(config: Mapping[str, Any]) -> HardAttention:

@@ -208,6 +208,12 @@ class WrappedModel(nn.Module):
         loss = None if self.loss is None else self.loss(trace, _with_own_images(batch))
         if loss is None:
             return None
+        if not hasattr(loss, "total"):
+            raise TypeError(
+                "a loss on attention must be a Loss (a sum and a count), such as "
+                "losses.cross_entropy(attention, target) or Loss(values.sum(), count), got "
+                f"{type(loss).__name__}"
+            )
         # ties the last layers, which a loss on attention alone does not reach
         return replace(loss, total=tie_gradient(loss.total, prediction))  # type: ignore[type-var]
 

@@ -504,3 +504,18 @@ def test_a_count_above_the_cells_raises_only_without_a_mask():
         attend(cells, question, LAYOUT)
     _, attention = attend(cells, question, LAYOUT, torch.ones(2, 12))
     assert attention.weights.sum() == 24
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [(keep_top, r"keep_top needs more.*partial\(keep_top, count=4\)"), (4, "a rule.*got 4")],
+)
+def test_a_selection_that_is_not_a_rule_is_named(selection, message, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
+    with pytest.raises(TypeError, match=message):
+        HardAttention(CELL, QUESTION, selection=selection)
+
+
+def test_progress_is_a_share():
+    with pytest.raises(ValueError, match="step / steps, got 300"):
+        make_attention().advance(300.0)
