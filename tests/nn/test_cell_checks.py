@@ -56,5 +56,5 @@ def test_widths_and_masks_that_do_not_fit_raise():
 
 def test_a_layout_that_is_a_shape_is_named(monkeypatch):
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
-    with pytest.raises(TypeError, match=r"overt\.grid\(8, 8\), got \(3, 4\)"):
+    with pytest.raises(TypeError, match=r"grid.*\(3, 4\)"):
         check_cells(torch.rand(2, 12, 4), torch.rand(2, 3), (3, 4))

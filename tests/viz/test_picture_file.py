@@ -53,7 +53,7 @@ def test_maps_without_a_place_are_figures(tmp_path: Path) -> None:
 def test_several_samples_are_refused(tmp_path: Path) -> None:
     two = HEAT.select(torch.tensor([0, 0]))
     for name in ("two.png", "two.svg", "two.html"):
-        with pytest.raises(ValueError, match=r"one sample.*sample\(0\)"):
+        with pytest.raises(ValueError, match=r"sample\(0\)"):
             two.save(tmp_path / name)
 
 

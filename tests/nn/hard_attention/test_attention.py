@@ -508,7 +508,7 @@ def test_a_count_above_the_cells_raises_only_without_a_mask():
 
 @pytest.mark.parametrize(
     ("selection", "message"),
-    [(keep_top, r"keep_top needs more.*partial\(keep_top, count=4\)"), (4, "a rule.*got 4")],
+    [(keep_top, r"partial\(keep_top"), (4, "rule.*4")],
 )
 def test_a_selection_that_is_not_a_rule_is_named(selection, message, monkeypatch):
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as for users
@@ -517,5 +517,5 @@ def test_a_selection_that_is_not_a_rule_is_named(selection, message, monkeypatch
 
 
 def test_progress_is_a_share():
-    with pytest.raises(ValueError, match="step / steps, got 300"):
+    with pytest.raises(ValueError, match="progress.*300"):
         make_attention().advance(300.0)

@@ -552,30 +552,30 @@ def test_generate_runs_the_aligned_model():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda made: align(made.model, lambda: None), TypeError, "Aligner and a function.*Captio"),
-        (lambda made: align(made, caption_loss(made)), TypeError, "got Aligner and Loss"),
+        (lambda made: align(made.model, lambda: None), TypeError, "got Captioner"),
+        (lambda made: align(made, caption_loss(made)), TypeError, "Aligner.*Loss"),
         (
             lambda made: align(made, lambda: caption_loss(made) and "x"),
             TypeError,
-            "one number.*str",
+            "Loss.*str",
         ),
         (
             lambda made: align(made, lambda: caption_loss(made), rows=torch.ones(1, 2).bool()),
             ValueError,
-            r"rows must be a bool mask of shape \(\d, \d\).*got bool of shape \(1, 2\)",
+            r"rows.*\(1, 2\)",
         ),
         (
             lambda made: align(made, lambda: caption_loss(made), rows=TOKEN_MASK.float()),
             ValueError,
-            "bool mask.*float32",
+            "bool.*float32",
         ),
-        (lambda made: Aligner(made.model, made.places, fuse="gate"), TypeError, "fuse.*not called"),
+        (lambda made: Aligner(made.model, made.places, fuse="gate"), TypeError, "fuse.*gate"),
         (
             lambda made: Aligner(made.model, [*made.places]),
             ValueError,
-            "list.*find_cross_attention",
+            "list.*find_",
         ),
-        (lambda made: find_cross_attention(made.model, 3), TypeError, "lambda.*got int"),
+        (lambda made: find_cross_attention(made.model, 3), TypeError, "lambda.*int"),
     ],
 )
 def test_wrong_arguments_are_named(call, error, message, monkeypatch):
