@@ -15,6 +15,8 @@ from overt.inspect.loaded_model import LoadedModel
 from overt.inspect.written_answer import prepare_written_call, score_words
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from overt.viz.panel import Choice, DeletionCheck, Panel
 
 SHARE = 0.2  # of the cells of the image
@@ -38,7 +40,8 @@ def check_deletion(
         max_flops: The most floating-point operations of all runs together.
 
     Returns:
-        The probabilities of the words. The random cells of all words are the same.
+        The probabilities of the words. The random cells of all words are the same. Cells of equal
+        weight are in a random order, so that a constant map covers random cells.
 
     Raises:
         UserError: If the image has no cells, or the runs need too many operations.
@@ -80,8 +83,7 @@ def check_deletion(
     mapped = []
     for word in range(len(answer.words)):
         weights = grid_weights(span, weight_row(shown, replace(choice, query=word))).ravel()
-        strongest = there[np.argsort(-weights[there], kind="stable")[:count]]
-        mapped.append(scores(sorted(strongest.tolist()))[word])
+        mapped.append(scores(strongest_cells(weights, there, count, seed=word))[word])
     random = tuple(
         scores(sorted(rng.choice(there, count, replace=False).tolist())) for _ in range(DRAWS)
     )
@@ -89,3 +91,15 @@ def check_deletion(
         ", mean of all queries"
     )
     return DeletionCheck(source, count, tuple(mapped), random)
+
+
+def strongest_cells(weights: "np.ndarray", there: "np.ndarray", count: int, seed: int) -> list[int]:
+    """Return the `count` of the cells `there` with the largest weights, ties in random order.
+
+    In the order of the cells, a map with ties would always cover the top of the photo.
+    """
+    import numpy as np
+
+    mixed = np.random.default_rng((1, seed)).permutation(there)
+    order = np.argsort(-weights[mixed], kind="stable")
+    return sorted(mixed[order[:count]].tolist())

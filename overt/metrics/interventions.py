@@ -18,7 +18,7 @@ from itertools import combinations
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from overt.attention import AttentionMap
@@ -152,7 +152,7 @@ def drop_top_weights(share: float) -> Edit:
     """Set the largest weights of each row to zero and renormalize the others to the same sum.
 
     Drops a `share` of the visible keys of each row; at least one is dropped and at least one stays
-    (Serrano and Smith, section 3).
+    (Serrano and Smith, section 3). Equal weights are dropped in a fixed random order.
     """
     return _drop_weights(share, lambda weights: weights, [])
 
@@ -222,7 +222,10 @@ def _drop_weights(
         # at least one weight is dropped and at least one stays; a row of one key loses none
         taken = torch.minimum((share * count).round().long().clamp_min(1), count - 1).clamp_min(0)
         tally.append((taken.flatten(1).sum(dim=-1), count.flatten(1).sum(dim=-1)))
-        order = score(weights).masked_fill(~seen, -torch.inf).argsort(dim=-1, descending=True)
+        # ties in a fixed random order: in that of the keys, equal weights would lose the first keys
+        mixed = _random_order(weights)
+        scores = score(weights).masked_fill(~seen, -torch.inf).gather(-1, mixed)
+        order = mixed.gather(-1, scores.argsort(dim=-1, descending=True, stable=True))
         place = torch.arange(weights.shape[-1], device=weights.device).expand_as(order)
         # ranks back to positions: the first `taken` keys of the order are cut
         cut = torch.zeros_like(seen).scatter(-1, order, place < taken)
@@ -238,6 +241,13 @@ def _drop_weights(
         return left * before / torch.where(after > 0, after, 1)
 
     return edit
+
+
+def _random_order(weights: Float[Tensor, "b h q k"]) -> Int[Tensor, "b h q k"]:
+    """Return a random order of the keys of each row: the same in each sample and each time."""
+    generator = torch.Generator().manual_seed(0)
+    mixed = torch.rand(weights.shape[1:], generator=generator).argsort(dim=-1)
+    return mixed.to(weights.device).expand_as(weights)
 
 
 def _visible_keys(call: Call, weights: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b h q k"]:
@@ -294,7 +304,9 @@ def edit_flips(run: Run, edit: Edit | Bias) -> SampleScores:
     return mask_undefined(other.double(), ~(before + after).isnan().any(dim=-1))
 
 
-@declare_metric("beyond random weights", "share", higher_is_better=True, low=-1.0, high=1.0)
+@declare_metric(
+    "beyond random weights", "share", higher_is_better=True, low=-1.0, high=1.0, version=2
+)
 def beyond_random_weights(
     run: Run, generator: torch.Generator, share: float = 0.1, draws: int = 4
 ) -> SampleScores:
@@ -317,7 +329,7 @@ def beyond_random_weights(
     return top - torch.stack(others).mean(dim=0)
 
 
-@declare_metric("weights to flip", "share", higher_is_better=False, low=0.0, high=1.0, version=2)
+@declare_metric("weights to flip", "share", higher_is_better=False, low=0.0, high=1.0, version=3)
 def weights_to_flip(
     run: Run, shares: Sequence[float] = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 ) -> SampleScores:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from overt.errors import UserError
+from overt.inspect.deletion_check import strongest_cells
 from overt.inspect.inputs import ModelInput
 from overt.inspect.load_model import load_model
 from overt.inspect.loaded_model import LoadedModel
@@ -39,6 +40,23 @@ def test_a_word_is_scored_without_the_strongest_cells_of_its_map(loaded: LoadedM
         removed = tuple(tuple(boxes[cell].tolist()) for cell in cells)
         less = view_model(loaded, replace(GIVEN, removed_boxes=removed)).panels[0]
         assert check.mapped[word] == pytest.approx(less.chances[word], abs=1e-5)
+
+
+def test_cells_of_equal_weight_are_covered_in_random_order() -> None:
+    there = np.array([0, 1, 2, 3, 5, 6, 7])
+    constant = np.full(8, 0.1)
+    counts = np.zeros(8)
+    for seed in range(700):
+        chosen = strongest_cells(constant, there, 2, seed)
+        assert chosen == sorted(set(chosen)) and len(chosen) == 2
+        counts[chosen] += 1
+    assert counts[4] == 0  # not a cell of the photo
+    assert counts[there].min() > 140 and counts[there].max() < 260  # 200 expected
+    assert strongest_cells(constant, there, 2, seed=3) == strongest_cells(constant, there, 2, 3)
+    # larger weights come first, and only ties are drawn
+    some = np.array([0.0, 0.3, 0.1, 0.1, 0.9, 0.1, 0.2, 0.0])
+    third = {tuple(strongest_cells(some, there, 3, seed)) for seed in range(50)}
+    assert third == {(1, 2, 6), (1, 3, 6), (1, 5, 6)}
 
 
 def test_too_many_operations_are_rejected(loaded: LoadedModel) -> None:

@@ -103,6 +103,18 @@ def test_dropping_keeps_at_least_one_visible_key(weights_and_call, generator):
             drop_top_weights(share)
 
 
+def test_equal_weights_are_dropped_anywhere_and_the_same_each_time():
+    """In the order of the keys, uniform attention would always lose its first keys."""
+    even = torch.full((2, 4, 60, 10), 0.1)
+    call = make_call(even)
+    found = drop_top_weights(0.2)(call, even)
+    dropped = (found == 0).float().mean(dim=(0, 1, 2))
+    assert float(dropped.sum()) == pytest.approx(2)  # of ten
+    assert float(dropped.min()) > 0.1 and float(dropped.max()) < 0.3
+    assert torch.equal(found, drop_top_weights(0.2)(call, even))
+    assert torch.equal(found[0], found[1])  # does not depend on the other samples
+
+
 def test_random_drops_are_seeded_and_as_many_as_top_drops(weights_and_call):
     weights, _, call = weights_and_call
     one, two = (
