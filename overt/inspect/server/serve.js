@@ -36,6 +36,9 @@
 
   // the request
 
+  const last = (name) => name.split("/").pop();
+  const short = (name) => // the last part of a path, if no other model has it
+    name.includes(":") || state.models.filter((one) => last(one.name) === last(name)).length > 1 ? name : last(name);
   const about = (name) => state.models.find((one) => one.name === name) || { maps: {} };
   function show(picture) {
     state.picture = picture;
@@ -153,7 +156,7 @@
         const button = make("button", "", at("shelf"));
         button.type = "button";
         if (one.picture) { const image = make("img", "", button); image.src = one.picture; image.alt = ""; }
-        button.append(one.text || "");
+        if (one.text) make("span", "", button, one.text).title = one.text;
         button.addEventListener("click", () => {
           show(one.picture);
           if (known.boxed) at("boxes").value = one.boxes.map((box) => box.map((side) => (100 * side).toFixed(1)).join(" ")).join("; ");
@@ -176,7 +179,7 @@
     };
     const methods = Object.keys(known.maps).filter((name) => name !== at("map").value);
     group("another method", methods.map((name) => [`method ${name}`, NAMES[name] || name]));
-    group("another model", state.models.filter((one) => one !== known).map((one) => [`model ${one.name}`, one.name]));
+    group("another model", state.models.filter((one) => one !== known).map((one) => [`model ${one.name}`, short(one.name)]));
     other.value = before;
     if (other.selectedIndex < 0) other.value = "";
   }
@@ -239,7 +242,7 @@
     const box = make("section", "reply", at("columns"));
     box.setAttribute("aria-label", `Answer of ${found.model}`);
     const top = make("div", "heading", box), method = NAMES[asked.map] || asked.map;
-    make("h2", "", top, methods ? method : found.model);
+    make("h2", "", top, methods ? method : short(found.model));
     const whole = !asked.without.length && !asked.unsaid.length;
     if (whole) state.before.set(found.model, new Map(found.answers.map((one) => [one.name, one.chance])));
     const before = whole ? null : state.before.get(found.model);
@@ -255,8 +258,9 @@
     const longest = Math.max(0, ...found.answers.map((one) => one.name.length)); // equal columns, so that bars compare
     list.style.setProperty("--wide", `${longest + 11}ch`);
     for (const one of found.answers) {
+      if (found.answers.length === 1 && one.chance === null) break; // it is in the title already
       const line = make("li", "", list);
-      make("span", "", line, one.name);
+      make("span", "", line, found.answers.length === 1 ? "probability" : one.name);
       const right = make("span", "", line, one.chance === null ? "" : `${(100 * one.chance).toFixed(1)} %`);
       if (one.chance !== null) line.style.setProperty("--chance", `${100 * one.chance}%`);
       const was = before && before.get(one.name);
@@ -312,7 +316,7 @@
       at("broken").hidden = !broken.length;
       state.models = state.models.filter((one) => !one.problem);
       if (!state.models.length) return;
-      for (const one of state.models) make("option", "", at("model"), one.name).value = one.name;
+      for (const one of state.models) make("option", "", at("model"), short(one.name)).value = one.name;
       at("model").value = state.models[0].name;
       await chosen();
       const first = at("shelf").querySelector("button");

@@ -199,6 +199,8 @@ def test_two_methods_of_one_model_are_shown_side_by_side(page: Any, tmp_path: Pa
     wait_for_answer(page, lambda: page.click("#go"))
     titles = ["attention", "gradient of the answer"]
     expect(page.locator(".reply .heading h2")).to_have_text(titles)
+    firsts = [page.locator(".reply").nth(n).locator(".panel").first for n in range(2)]
+    assert len({panel.bounding_box()["y"] for panel in firsts}) == 1
     page.select_option("#map", "gradient")  # it cannot be compared with itself
     expect(page.locator("#other")).to_have_value("")
 
@@ -338,7 +340,14 @@ def test_the_page_fits_a_phone(browser: Any, address: str, scheme: str):
 def test_the_map_is_above_the_fold_of_a_laptop(page: Any):
     page.set_viewport_size({"width": 1280, "height": 720})
     box = page.locator(".reply .picture").first.bounding_box()
-    assert box["y"] < 720 * 0.6
+    assert box["y"] < 720 * 0.6 and box["height"] > 240
+
+
+def test_models_of_a_path_are_named_by_their_folder(page: Any):
+    names = page.locator("#model option").all_inner_texts()
+    assert names[-2:] == ["gpt2", "llava"]
+    values = page.locator("#model option").evaluate_all("all => all.map((one) => one.value)")
+    assert all("/" in value for value in values[-2:])
 
 
 def test_an_answer_to_an_earlier_input_is_marked_until_the_next_one(page: Any):
