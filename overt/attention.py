@@ -241,6 +241,10 @@ def words(count: int, name: str = "text", geometry: TextGeometry | None = None) 
 
     Returns:
         A layout with one span of shape `(count,)`.
+
+    Example:
+        >>> words(3).spans[0].name, len(words(3))
+        ('text', 3)
     """
     return Layout((Span(name, (count,), slice(0, count), geometry),), count)
 
@@ -255,6 +259,10 @@ def regions(count: int, name: str = "regions", geometry: RegionGeometry | None =
 
     Returns:
         A layout with one span of shape `(count,)`.
+
+    Example:
+        >>> regions(36).spans[0].name, len(regions(36))
+        ('regions', 36)
     """
     return Layout((Span(name, (count,), slice(0, count), geometry),), count)
 
@@ -264,7 +272,18 @@ GLOBAL_QUERY = Layout((Span("global", (1,), slice(0, 1)),), 1)
 
 
 class Kind(StrEnum):
-    """The meaning of a row of weights. Each member equals its string: `Kind.SIGNED == "signed"`."""
+    """The meaning of a row of weights. Each member equals its string: `Kind.SIGNED == "signed"`.
+
+    Attributes:
+        PROBABILITY: Non-negative, sums to one over the visible keys.
+        SUBPROBABILITY: Non-negative, sums to at most one: a learned sink has the rest.
+        AMOUNT: Non-negative, any sum: 0/1 masks, heat maps, fixation counts.
+        SIGNED: Any sign: gradients, or weights mixed after the softmax.
+
+    Example:
+        >>> Kind("signed") is Kind.SIGNED, Kind.SIGNED == "signed"
+        (True, True)
+    """
 
     PROBABILITY = "probability"  # non-negative, sums to one over the visible keys
     SUBPROBABILITY = (
@@ -275,7 +294,16 @@ class Kind(StrEnum):
 
 
 class Form(StrEnum):
-    """How weights are stored. Each member equals its string: `Form.LOG == "log"`."""
+    """How weights are stored. Each member equals its string: `Form.LOG == "log"`.
+
+    Attributes:
+        PLAIN: The weights themselves.
+        LOG: Their logarithms, for losses in log space, which stay finite in half precision.
+
+    Example:
+        >>> Form("log") is Form.LOG, Form.LOG == "log"
+        (True, True)
+    """
 
     PLAIN = "plain"
     LOG = "log"  # for losses in log space, which stay finite in half precision

@@ -69,15 +69,42 @@ OPTIONAL_PACKAGES = {
 
 
 class UserError(ValueError):
-    """Invalid user input. The message states what is wrong, where, and what to do. Exit code 2."""
+    """Invalid user input. The message states what is wrong, where, and what to do. Exit code 2.
+
+    Args:
+        message: What is wrong, where, and what to do.
+
+    Example:
+        >>> raise UserError("rate is -1: use a positive number.")
+        Traceback (most recent call last):
+        overt.errors.UserError: rate is -1: use a positive number.
+    """
 
 
 class CorruptFileError(Exception):
-    """A file is damaged or not in its format. The message names the file. Exit code 2."""
+    """A file is damaged or not in its format. The message names the file. Exit code 2.
+
+    Args:
+        message: Which file is damaged, and what to do.
+
+    Example:
+        >>> raise CorruptFileError("results.json has no key 'ours'.")
+        Traceback (most recent call last):
+        overt.errors.CorruptFileError: results.json has no key 'ours'.
+    """
 
 
 class RunError(RuntimeError):
-    """A run failed. The message states what failed and which results are kept. Exit code 1."""
+    """A run failed. The message states what failed and which results are kept. Exit code 1.
+
+    Args:
+        message: What failed, and which results are kept.
+
+    Example:
+        >>> raise RunError("the loss is NaN at step 3.")
+        Traceback (most recent call last):
+        overt.errors.RunError: the loss is NaN at step 3.
+    """
 
 
 class PackageError(ImportError):
@@ -93,6 +120,10 @@ class RunInterrupted(Exception):
 
     Attributes:
         code: The exit code, 128 plus the signal number: 130 for SIGINT, 143 for SIGTERM.
+
+    Example:
+        >>> RunInterrupted("stopped: resume with --resume", signal=2).code
+        130
     """
 
     def __init__(self, message: str, signal: int) -> None:

@@ -731,6 +731,12 @@ class RegionGeometry:
 
     Args:
         boxes: The boxes (x0, y0, x1, y1); absent regions have empty boxes.
+
+    Example:
+        >>> boxes = torch.tensor([[[0.0, 0.0, 10.0, 10.0], [10.0, 0.0, 30.0, 10.0]]])
+        >>> regions = RegionGeometry(boxes)
+        >>> regions.overlap(torch.tensor([[[0.0, 0.0, 20.0, 10.0]]])).round(decimals=2)
+        tensor([[[0.5000, 0.3300]]])
     """
 
     boxes: Float[Tensor, "b m 4"]

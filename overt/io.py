@@ -398,7 +398,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON atomically; NaN and infinity raise `UserError`."""
+    """Write `value` as JSON atomically; NaN and infinity raise `UserError`.
+
+    Args:
+        path: The file.
+        value: Anything that JSON can represent.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_json(Path(folder) / "a.json", {"epochs": 3})
+        ...     read_json(Path(folder) / "a.json")
+        {'epochs': 3}
+    """
     write_text(path, _as_json(path, value))
 
 
@@ -538,7 +550,23 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, "numpy.ndarray"]) -> None:
-    """Write arrays as an uncompressed .npz file; equal arrays give equal bytes."""
+    """Write arrays as an uncompressed .npz file; equal arrays give equal bytes.
+
+    Args:
+        path: The file, ending in .npz.
+        arrays: NumPy arrays by name, of any numeric dtype.
+
+    Raises:
+        UserError: An array contains Python objects.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_arrays(Path(folder) / "a.npz", {"map": np.eye(2)})
+        ...     np.load(Path(folder) / "a.npz")["map"].sum().item()
+        2.0
+    """
     import zipfile
 
     import numpy
@@ -562,8 +590,22 @@ def read_arrays(path: Path) -> dict[str, "numpy.ndarray"]:
     Pickled or compressed members, members that overlap in the file, and arrays whose length differs
     from their header are rejected, so reading never takes more memory than the size of the file.
 
+    Args:
+        path: The file.
+
+    Returns:
+        The arrays by name.
+
     Raises:
         CorruptFileError: The file is not such an .npz file.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_arrays(Path(folder) / "a.npz", {"map": np.eye(2)})
+        ...     read_arrays(Path(folder) / "a.npz")["map"].shape
+        (2, 2)
     """
     import zipfile
 

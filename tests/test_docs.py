@@ -1,5 +1,6 @@
 """Documentation: the site builder, links, versions of reference libraries and notebooks."""
 
+import ast
 import contextlib
 import functools
 import html
@@ -331,7 +332,7 @@ def test_versions_stand_side_by_side_and_the_newest_is_latest(
 def test_a_version_is_only_added_to_a_site(build: ModuleType, project: Path) -> None:
     with pytest.raises(SystemExit, match="not a site"):
         build.build_versions(project, project / "overt", "0.1")
-    with pytest.raises(SystemExit, match=r"a version such as 0\.1, got 'latest'"):
+    with pytest.raises(SystemExit, match=r"0\.1.*'latest'"):
         build.build_versions(project, project / "site", "latest")
     (project / "branch/.git").mkdir(parents=True)  # a work tree of the branch that is hosted
     build.build_versions(project, project / "branch", "0.1")
@@ -457,6 +458,77 @@ def test_printed_output_is_marked_differently_from_code(build: ModuleType, proje
     page = (project / "site/docs/guide.html").read_text()
     assert '<pre class="printed" aria-label="printed"><code>&lt;\n</code></pre>' in page
     assert "print('<')" in visible_text(page) and '<span class="' in page
+
+
+# --- docstrings of the API reference
+
+
+def public_entries(build: ModuleType) -> Iterator[tuple[str, ast.stmt, str]]:
+    """Yield the full name, the definition and the docstring of each public function and class."""
+    site = build.Site(ROOT)
+    paths = {module.name: path for path, module in site.modules.items()}
+    for page in site.reference:
+        for section in page.sections:
+            tree = ast.parse((ROOT / paths[section.home]).read_text())
+            defined = {getattr(one, "name", ""): one for one in tree.body}
+            for entry in section.entries:
+                node = defined.get(entry.item.name)
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    yield f"{section.home}.{entry.item.name}", node, entry.item.about
+
+
+def parameters(node: ast.FunctionDef) -> list[str]:
+    """Return the names of the parameters of a function or method, without `self`."""
+    args = node.args
+    named = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+    named += [one for one in (args.vararg, args.kwarg) if one]
+    return [one.arg for one in named if one.arg not in ("self", "cls")]
+
+
+def constructor_parameters(node: ast.ClassDef) -> list[str]:
+    """Return the fields of a dataclass or enum, or the parameters of `__init__`."""
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+            return parameters(one)
+    decorators = " ".join(map(ast.unparse, node.decorator_list))
+    if "dataclass" not in decorators and not any("Enum" in ast.unparse(b) for b in node.bases):
+        return []
+    fields = [ast.unparse(o.target) for o in node.body if isinstance(o, ast.AnnAssign)]
+    members = [ast.unparse(o.targets[0]) for o in node.body if isinstance(o, ast.Assign)]
+    return [name for name in fields + members if not name.startswith("_")]
+
+
+def missing_sections(node: ast.stmt, about: str) -> list[str]:
+    """Return what a docstring lacks: sections, and parameters that `Args` does not name."""
+    sections = set(re.findall(r"^(Args|Attributes|Returns|Yields):$", about, re.MULTILINE))
+    missing = [] if ">>> " in about else ["Example"]
+    if isinstance(node, ast.FunctionDef):
+        names = parameters(node)
+        result = ast.unparse(node.returns) if node.returns else "None"
+        if result != "None" and not sections & {"Returns", "Yields"}:
+            missing.append("Returns")
+    else:
+        assert isinstance(node, ast.ClassDef)
+        names = constructor_parameters(node)
+    if names and not sections & {"Args", "Attributes"}:
+        return [*missing, "Args"]
+    return missing + [name for name in names if not re.search(rf"^ +\*{{0,2}}{name}:", about, re.M)]
+
+
+@pytest.mark.long
+def test_each_public_name_has_arguments_result_and_example(build: ModuleType) -> None:
+    found = list(public_entries(build))
+    assert len(found) > 600
+    missing = {name: missing_sections(node, about) for name, node, about in found}
+    assert {name: parts for name, parts in missing.items() if parts} == {}
+
+
+def test_missing_parts_of_a_docstring_are_found() -> None:
+    node = ast.parse("def keep(scores, *, count: int) -> int: ...").body[0]
+    about = "Keep.\n\nArgs:\n    scores: Of keys."
+    assert missing_sections(node, about) == ["Example", "Returns", "count"]
+    node = ast.parse("@dataclass\nclass Box:\n    side: int\n    _area = 3").body[0]
+    assert missing_sections(node, "A box.\n\n>>> Box(1)") == ["Args"]
 
 
 # --- docs/checked.md: reference libraries of each metric

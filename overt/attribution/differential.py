@@ -32,6 +32,17 @@ def differential(trace: AttentionTrace) -> AttentionTrace:
 
     Raises:
         ValueError: No module subtracts heads.
+
+    Example:
+        >>> import overt
+        >>> import torch
+        >>> layer = nn.MultiheadAttention(8, 2, batch_first=True)
+        >>> x = torch.rand(1, 4, 8)
+        >>> with overt.watch(layer) as trace:
+        ...     _ = layer(x, x, x)
+        >>> differential(trace)
+        Traceback (most recent call last):
+        ValueError: ...
     """
     # Calls without differential attention, and those that were subtracted before, are kept.
     calls: list[Call] = []

@@ -31,6 +31,12 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Route(Enum):
     """How a call was captured.
 
+    Attributes:
+        SDPA: `torch.nn.functional.scaled_dot_product_attention`.
+        FLEX: `flex_attention`.
+        INTERFACE: `attn_implementation="overt"` of a Hugging Face model.
+        SOFTMAX: A softmax in the code of the model.
+
     Example:
         >>> Route.SDPA.value
         'scaled_dot_product_attention'

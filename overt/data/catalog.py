@@ -80,6 +80,9 @@ def data_root(given: Path | str | None = None) -> Path:
     Args:
         given: Folder; None or "" takes OVERT_DATA.
 
+    Returns:
+        The folder; it need not exist.
+
     Raises:
         UserError: Neither is set.
 

@@ -90,13 +90,41 @@ def open_image(
 
 
 def stretch(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
-    """Resize the whole photo to the canvas; its aspect ratio is not kept."""
+    """Resize the whole photo to the canvas; its aspect ratio is not kept.
+
+    Args:
+        image: The photo (rows, columns, 3), uint8.
+        size: Rows and columns of the canvas.
+
+    Returns:
+        The canvas, and the geometry that leads back to the photo.
+
+    Example:
+        >>> photo = np.zeros((40, 80, 3), dtype=np.uint8)
+        >>> canvas, geometry = stretch(photo, (32, 32))
+        >>> canvas.shape
+        (32, 32, 3)
+    """
     before = PixelGeometry.identity(1, (image.shape[0], image.shape[1]))
     return _resize(image, size), before.resize(size)
 
 
 def crop(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
-    """Scale the photo until it covers the canvas, and cut out the centre."""
+    """Scale the photo until it covers the canvas, and cut out the centre.
+
+    Args:
+        image: The photo (rows, columns, 3), uint8.
+        size: Rows and columns of the canvas.
+
+    Returns:
+        The canvas, and the geometry that leads back to the photo.
+
+    Example:
+        >>> photo = np.zeros((40, 80, 3), dtype=np.uint8)
+        >>> canvas, geometry = crop(photo, (32, 32))
+        >>> canvas.shape
+        (32, 32, 3)
+    """
     height, width = image.shape[:2]
     scale = max(size[0] / height, size[1] / width)
     whole = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
@@ -108,7 +136,21 @@ def crop(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
 
 
 def fit(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
-    """Scale the whole photo to fit into the canvas, and pad with grey."""
+    """Scale the whole photo to fit into the canvas, and pad with grey.
+
+    Args:
+        image: The photo (rows, columns, 3), uint8.
+        size: Rows and columns of the canvas.
+
+    Returns:
+        The canvas, and the geometry that leads back to the photo.
+
+    Example:
+        >>> photo = np.zeros((40, 80, 3), dtype=np.uint8)
+        >>> canvas, geometry = fit(photo, (32, 32))
+        >>> canvas.shape
+        (32, 32, 3)
+    """
     height, width = image.shape[:2]
     scale = min(size[0] / height, size[1] / width)
     whole = tuple(
@@ -125,7 +167,24 @@ def fit(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
 def prepare_image(
     image: Photo, size: Size, resize: Resize = crop
 ) -> tuple[UInt8[Tensor, "3 y x"], PixelGeometry]:
-    """Return a photo resized to a canvas of `size` = (height, width), and the geometry."""
+    """Return a photo resized to a canvas of `size` = (height, width), and the geometry.
+
+    Args:
+        image: The photo (rows, columns, 3), uint8.
+        size: Rows and columns of the canvas.
+        resize: How the photo gets onto the canvas: `crop`, `fit` or `stretch`.
+
+    Returns:
+        The image, and the geometry that leads back to the photo.
+
+    Raises:
+        UserError: The photo or the canvas is empty.
+
+    Example:
+        >>> image, geometry = prepare_image(np.zeros((40, 80, 3), dtype=np.uint8), (32, 32))
+        >>> image.shape
+        torch.Size([3, 32, 32])
+    """
     if min(size) < 1 or min(image.shape[:2]) < 1:
         raise UserError(f"A photo of {image.shape[:2]} pixels cannot be resized to {size}.")
     canvas, geometry = resize(image, size)

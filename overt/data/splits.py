@@ -15,6 +15,12 @@ Indices = NDArray[np.int64]
 class Split(StrEnum):
     """Parts of a dataset; `val` is held out of the official training part.
 
+    Attributes:
+        TRAIN: The official training part, without what `VAL` holds out.
+        VAL: Held out of the official training part.
+        TEST: The official test part.
+        TRAIN_VAL: The whole official training part.
+
     Example:
         >>> Split("val") is Split.VAL, str(Split.VAL)
         (True, 'val')
@@ -28,6 +34,10 @@ class Split(StrEnum):
 
 class Labels(StrEnum):
     """Granularity of classes: fine or coarse.
+
+    Attributes:
+        FINE: All classes.
+        COARSE: Groups of classes.
 
     Example:
         >>> Labels("coarse") is Labels.COARSE

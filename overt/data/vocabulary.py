@@ -59,6 +59,12 @@ def tokenize(text: str) -> list[tuple[str, int, int]]:
 
     >>> tokenize("What's red?")
     [('what', 0, 4), ("'s", 4, 6), ('red', 7, 10), ('?', 10, 11)]
+
+    Args:
+        text: The text.
+
+    Returns:
+        The words, each with its first character and the one after its last.
     """
     return [(found.group().lower(), found.start(), found.end()) for found in WORD.finditer(text)]
 
@@ -74,6 +80,26 @@ def pad(
     Rows are as long as the longest text, and at least 1; with `length` they have exactly that
     length and longer texts are truncated. Padding has mask False and span (-1, -1), as has every
     token if no spans are given.
+
+    Args:
+        ids: The ids of each text.
+        spans: The characters of each id.
+        padding: The id of padding.
+        length: The length of the rows; by default that of the longest text.
+
+    Returns:
+        The ids, the mask of real tokens, and the characters.
+
+    Raises:
+        UserError: `ids` and `spans` differ in length.
+
+    Example:
+        >>> ids, mask, _ = pad([[5, 6, 7], [8]])
+        >>> ids
+        tensor([[5, 6, 7],
+                [8, 0, 0]])
+        >>> mask[1]
+        tensor([ True, False, False])
     """
     if spans is not None and [len(row) for row in spans] != [len(row) for row in ids]:
         raise UserError("Every id needs one span, but the lists have different lengths.")

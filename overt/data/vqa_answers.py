@@ -94,6 +94,12 @@ def normalize_answer(answer: str) -> str:
 
     >>> normalize_answer("The two dogs, dont!")
     "2 dogs don't"
+
+    Args:
+        answer: An answer as people wrote it.
+
+    Returns:
+        The answer in lower case, without punctuation and articles, with digits.
     """
     words = [DIGITS.get(word, word) for word in without_punctuation(_tidy(answer)).lower().split()]
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)

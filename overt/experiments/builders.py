@@ -85,6 +85,17 @@ def classification_experiment(
 
     Raises:
         UserError: The model or a dataset lacks a method that the experiment needs.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from overt.testing import PlantedCell
+        >>> from overt.data import PhrasePairs
+        >>> data = PhrasePairs("test", seed=0, count=4)
+        >>> test = Evaluator(data, classes=("no", "yes"))
+        >>> model, context = PlantedCell((2, 2), cell=0), RunContext(Path("run"))
+        >>> made = classification_experiment(model, data, None, test, TrainConfig(), context)
+        >>> [stage.name for stage in made.stages]
+        ['train']
     """
     check_members(model, "the model", ("encode", "decide"), "wrap it: overt.wrap, nn.attach")
     for data in [train, test.data, *([] if validation is None else [validation.data])]:

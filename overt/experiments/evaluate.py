@@ -54,6 +54,12 @@ class Evaluator:
         batch_size: Items per batch.
         metrics: Further metrics by name, functions `(output, batch) -> one number per sample`;
             declared with `metrics.metric.declare_metric`, they have a unit and a better direction.
+
+    Example:
+        >>> from overt.data import PhrasePairs
+        >>> evaluator = Evaluator(PhrasePairs("test", seed=0, count=4), classes=("no", "yes"))
+        >>> sum(len(batch) for batch in evaluator.batches(torch.device("cpu")))
+        4
     """
 
     data: Dataset

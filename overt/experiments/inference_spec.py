@@ -59,6 +59,22 @@ class InferenceSpec:
     models with a pretrained tokenizer have `tokenizer` instead, in the format of the tokenizers
     library. `pixels` (height, width) is None for models without an image. `longest` is the maximum
     number of tokens of a caption. The file has `image_input` under the key `sees`.
+
+    Args:
+        network: The class of the model.
+        answers: The names of its classes.
+        words: Its vocabulary.
+        pixels: Rows and columns of its images; None for models without an image.
+        image_input: What it takes of an image.
+        canvas: How a photo is resized.
+        backbone: The pretrained backbone.
+        tokenizer: Its pretrained tokenizer.
+        longest: The largest number of tokens of a caption.
+
+    Example:
+        >>> spec = InferenceSpec("VQA", ("red", "blue"), words=("what", "colour"), pixels=(64, 64))
+        >>> spec.takes_text, spec.generates_text
+        (True, False)
     """
 
     network: str
@@ -172,7 +188,19 @@ def _tokenizer_json(reader: Any) -> dict[str, Any]:
 
 
 def spec_files(spec: InferenceSpec | NotInteractive | None) -> dict[str, dict[str, Any]]:
-    """Return the JSON file to write beside the weights, by name; none where `spec` is None."""
+    """Return the JSON file to write beside the weights, by name; none where `spec` is None.
+
+    Args:
+        spec: The inputs and outputs of a model, or the reason why it has none.
+
+    Returns:
+        The values to write, by file name.
+
+    Example:
+        >>> spec = InferenceSpec("VQA", ("red", "blue"), words=("what", "colour"), pixels=(64, 64))
+        >>> spec_files(spec)[FILE]["network"], spec_files(None)
+        ('VQA', {})
+    """
     match spec:
         case NotInteractive(reason=reason):
             return {FILE: {"format": FORMAT, "mute": reason}}

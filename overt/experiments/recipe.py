@@ -55,6 +55,27 @@ class TrainConfig:
     the scorecard at the end; 0 writes none. `graph` captures training steps in a CUDA graph, which
     makes small models several times faster; on other devices it has no effect. Every `watch` steps
     the attention statistics of each layer are logged; 0 logs none.
+
+    Args:
+        epochs: Passes over the training set.
+        steps: Largest number of steps.
+        batch: Items per batch.
+        accumulate: Batches per step.
+        rate: Highest learning rate.
+        decay: Weight decay.
+        clip: Largest gradient norm; None does not clip.
+        warmup: Fraction of training in which the learning rate rises.
+        precision: Number format of the forward pass.
+        patience: Validations without a new best before the run stops; None never stops.
+        save_every: Steps between checkpoints.
+        workers: Processes that load data.
+        card: Test samples of the scorecard.
+        graph: Whether to capture steps in a CUDA graph.
+        watch: Steps between attention statistics.
+
+    Example:
+        >>> TrainConfig(epochs=3, rate=3e-4).batch
+        64
     """
 
     epochs: int = 1

@@ -74,6 +74,21 @@ def run(
             the run to resume.
         RunError: The run failed.
         RunInterrupted: The run was stopped by a signal and saved.
+
+    Example:
+        >>> import tempfile
+        >>> from overt.experiments.experiment import Evaluation, Experiment, MetricValue
+        >>> from overt.papers.catalog import find_recipe
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> def build(recipe, context):  # a model that needs no training
+        ...     found = Evaluation({"accuracy": MetricValue(1.0, "share", "higher", "test", 8)}, {})
+        ...     model = PlantedCell((2, 2), cell=0)
+        ...     return Experiment(model, [], [], lambda report: found, lambda: toy_batch(2))
+        >>> recipe = find_recipe("scenes-soft")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     results = run(recipe, Path(folder) / "a", build, device="cpu", show_progress=False)
+        >>> results["status"], results["ours"]["accuracy"]["value"]
+        ('done', 1.0)
     """
     out = Path(out)
     data_root = None if data_root is None else Path(data_root)

@@ -97,8 +97,20 @@ def describe(recipe: Recipe) -> list[RecipeSetting]:
 def apply(recipe: R, changes: Sequence[str]) -> R:
     """Return the recipe with each `KEY=VALUE` set; the last of several for one key wins.
 
+    Args:
+        recipe: The recipe.
+        changes: `KEY=VALUE` pairs, as for `--set`.
+
+    Returns:
+        A changed copy.
+
     Raises:
         UserError: For an unknown key, with similar ones; for a bad value, with the accepted ones.
+
+    Example:
+        >>> from overt.papers.catalog import find_recipe
+        >>> apply(find_recipe("scenes-soft"), ["train.epochs=3"]).train.epochs
+        3
     """
     # The hints are resolved: the type of a field itself may be a string.
     known = {key: (field, hint) for key, field, hint, _ in _leaves(recipe)}

@@ -20,6 +20,18 @@ class RowSpec:
 
     `home` names another table that the row belongs to: the runs of that table are reused, with the
     columns of this one.
+
+    Args:
+        label: The name of the row.
+        recipe: Makes the recipe.
+        changes: Its changed settings, as `KEY=VALUE`.
+        home: The table whose runs are reused.
+
+    Example:
+        >>> from overt.papers.catalog import find_recipe
+        >>> row = RowSpec("short", lambda: find_recipe("scenes-soft"), ("train.epochs=1",))
+        >>> settings.apply(row.recipe(), row.changes).train.epochs
+        1
     """
 
     label: str
@@ -44,6 +56,19 @@ class TableSpec:
     """Rows that are compared by the same metrics, `columns`: names in `ours` of the results.
 
     `stem` is the name of the files, so that several tables can share a folder.
+
+    Args:
+        name: The name of the table.
+        about: What it compares.
+        rows: Its rows.
+        columns: The metrics.
+        stem: The name of its files.
+
+    Example:
+        >>> from overt.papers.catalog import find_recipe
+        >>> row = RowSpec("soft", lambda: find_recipe("scenes-soft"))
+        >>> TableSpec("mine", "one row", (row,), ("accuracy",)).stem
+        'table'
     """
 
     name: str

@@ -35,6 +35,18 @@ class ModelInput:
     height. `removed_ranges` are character ranges of the text. `boxes` are the candidate regions of
     a network over boxes; by default the photo is cut into tiles. `origin` maps characters of `text`
     to those of the original text after words were masked; None is the identity.
+
+    Args:
+        text: The text, if any.
+        photo: The photo, as a PIL image or an array, if any.
+        removed_boxes: Boxes of the photo to remove.
+        removed_ranges: Ranges of characters to remove.
+        boxes: Candidate regions, for a network over boxes.
+        origin: Characters of `text` for those of the original text.
+
+    Example:
+        >>> ModelInput("what colour is the ball", removed_ranges=((5, 11),)).removed_ranges
+        ((5, 11),)
     """
 
     text: str | None = None

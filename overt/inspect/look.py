@@ -201,6 +201,24 @@ def view_model(
     A part of the model without the chosen layer, head or query is left out, unless no part has it.
     Removed parts of the input are removed from the features of a network of overt, and covered for
     other models (`cover_removed`).
+
+    Args:
+        loaded: A model from `load_model`.
+        model_input: The image, the text or both, and the parts to remove.
+        options: Which layer, head, query and map to show first.
+
+    Returns:
+        The panels, the answers of the model and notes about them.
+
+    Raises:
+        UserError: No part of the model has the chosen layer, head or query.
+
+    Example:
+        >>> from overt.inspect.small_models import example_input
+        >>> loaded = load_model(locate_model("overt:hard-attention"), "hard-attention")
+        >>> view = view_model(loaded, example_input("hard-attention"))
+        >>> view.title, len(view.panels)
+        ('Where hard-attention (HAN) looks', 1)
     """
     import torch
 

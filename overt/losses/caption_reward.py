@@ -74,6 +74,10 @@ def log_probabilities(
 
     Returns:
         The log-probabilities.
+
+    Example:
+        >>> log_probabilities(torch.zeros(1, 2, 4), torch.tensor([[0, 3]])).exp()
+        tensor([[0.2500, 0.2500]])
     """
     logits = logits.float()
     if never:

@@ -40,6 +40,11 @@ def distillation(
 
     Raises:
         ValueError: The temperature is not positive.
+
+    Example:
+        >>> logits = torch.tensor([[1.0, 2.0]])
+        >>> distillation(logits, logits).mean()
+        tensor(0.)
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
@@ -64,6 +69,11 @@ def feature_distillation(
 
     Returns:
         The loss, one row per position.
+
+    Example:
+        >>> states, present = torch.ones(1, 2, 3), torch.tensor([[True, False]])
+        >>> feature_distillation(states, torch.zeros(1, 2, 3), present).mean()
+        tensor(1.)
     """
     difference = (
         (at_least_float32(states) - at_least_float32(teacher.detach())).square().mean(dim=-1)
@@ -94,6 +104,14 @@ def fisher_diagonal(
 
     Raises:
         ValueError: There are no samples.
+
+    Example:
+        >>> model = nn.Linear(2, 3)
+        >>> def score(model, batch):
+        ...     return sampled_log_likelihood(model(batch))
+        >>> found = fisher_diagonal(model, [torch.rand(4, 2)], score)
+        >>> found["weight"].shape
+        torch.Size([3, 2])
     """
     named = {name: one for name, one in model.named_parameters() if one.requires_grad}
     total = {name: torch.zeros_like(one, dtype=torch.float32) for name, one in named.items()}
@@ -124,6 +142,10 @@ def sampled_log_likelihood(
 
     Returns:
         One log-likelihood per sample.
+
+    Example:
+        >>> sampled_log_likelihood(torch.zeros(2, 4)).exp()
+        tensor([0.2500, 0.2500])
     """
     logs = at_least_float32(logits).log_softmax(dim=-1)
     labels = torch.multinomial(logs.detach().exp(), 1, generator=generator)
@@ -145,6 +167,14 @@ class ElasticWeightConsolidation(nn.Module):
 
     Raises:
         ValueError: `importance` names an unknown parameter or has a wrong shape.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> penalty = ElasticWeightConsolidation(model)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.add_(1)
+        >>> penalty(model).mean().item()
+        1.0
     """
 
     def __init__(self, model: nn.Module, importance: Mapping[str, Tensor] | None = None) -> None:

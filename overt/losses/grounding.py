@@ -55,6 +55,11 @@ class GroundedRows:
     Args:
         rows: The indices of the rows, -1 for none.
         target: The targets of the rows.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.tensor([[[0, 0], [0, 1.0]]]), axes="b q k")
+        >>> grounded_rows(target).rows
+        tensor([[1]])
     """
 
     rows: Int[Tensor, "b s"]
@@ -72,6 +77,12 @@ class GroundingTargets:
     Args:
         onto_regions: The targets of words.
         onto_text: The targets of regions.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.tensor([[[0, 0], [0, 1.0]]]), axes="b q k")
+        >>> found = grounding_targets(target)
+        >>> found.onto_regions.rows, found.onto_text.rows
+        (tensor([[1]]), tensor([[1]]))
     """
 
     onto_regions: GroundedRows
@@ -90,6 +101,11 @@ def grounding_targets(target: AttentionMap) -> GroundingTargets:
 
     Returns:
         The prepared targets.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.eye(2)[None], axes="b q k")
+        >>> grounding_targets(target).onto_text.rows
+        tensor([[0, 1]])
     """
     return GroundingTargets(grounded_rows(target), grounded_rows(transpose_target(target)))
 
@@ -103,6 +119,11 @@ def grounded_rows(target: AttentionMap, most: int | None = None) -> GroundedRows
 
     Returns:
         The rows and their targets.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.tensor([[[0, 0], [0.5, 0.5]]]), axes="b q k")
+        >>> grounded_rows(target).target.weights.flatten()
+        tensor([0.5000, 0.5000])
     """
     rows = find_grounded_rows(target, most)
     return GroundedRows(rows, gather_rows(target, rows))
@@ -134,6 +155,14 @@ def direct_supervision(
 
     Returns:
         The losses "to_regions" and "to_text".
+
+    Example:
+        >>> layout = maps.words(2) + maps.regions(3)
+        >>> attention = AttentionMap(torch.full((1, 1, 1, 5, 5), 0.2), layout, layout)
+        >>> target = AttentionMap.from_weights(torch.eye(2, 3)[None], axes="b q k")
+        >>> found = direct_supervision(map_blocks(attention), target)
+        >>> {name: round(loss.mean().item(), 4) for name, loss in found.items()}  # log 3, log 2
+        {'to_regions': 1.0986, 'to_text': 0.6931}
     """
     ready = target if isinstance(target, GroundingTargets) else grounding_targets(target)
     return {
@@ -168,6 +197,13 @@ def text_to_regions(
 
     Raises:
         ValueError: The target has another number of keys.
+
+    Example:
+        >>> layout = maps.words(2) + maps.regions(3)
+        >>> attention = AttentionMap(torch.full((1, 1, 1, 5, 5), 0.2), layout, layout)
+        >>> target = AttentionMap.from_weights(torch.eye(2, 3)[None], axes="b q k")
+        >>> text_to_regions(map_blocks(attention), target).mean()  # log 3
+        tensor(1.0986)
     """
     ready = target if isinstance(target, GroundedRows) else grounded_rows(target)
     return _block_loss(block, ready, compare, (text, regions), among)
@@ -199,6 +235,13 @@ def regions_to_text(
 
     Raises:
         ValueError: The target has another number of keys.
+
+    Example:
+        >>> layout = maps.words(2) + maps.regions(3)
+        >>> attention = AttentionMap(torch.full((1, 1, 1, 5, 5), 0.2), layout, layout)
+        >>> target = AttentionMap.from_weights(torch.eye(2, 3)[None], axes="b q k")
+        >>> regions_to_text(map_blocks(attention), target).mean()  # log 2
+        tensor(0.6931)
     """
     ready = target if isinstance(target, GroundedRows) else grounded_rows(transpose_target(target))
     return _block_loss(block, ready, compare, (regions, text), among)
@@ -235,6 +278,11 @@ def bce_on_log_weights(attention: AttentionMap, target: AttentionMap, least: flo
 
     Returns:
         The loss, one row per supervised query.
+
+    Example:
+        >>> perfect = AttentionMap.from_weights(torch.tensor([[1.0, 0.0]]), axes="b k")
+        >>> bce_on_log_weights(perfect, perfect).mean()  # log 2 / 2
+        tensor(0.3466)
     """
     check_shapes(attention, target)
     visible = attention.visible[:, None, None]
@@ -335,6 +383,12 @@ def map_blocks(attention: AttentionMap) -> Block:
 
     Returns:
         A block function.
+
+    Example:
+        >>> layout = maps.words(2) + maps.regions(3)
+        >>> attention = AttentionMap(torch.full((1, 1, 1, 5, 5), 0.2), layout, layout)
+        >>> map_blocks(attention)("text", "regions", torch.tensor([[0]])).weights.shape
+        torch.Size([1, 1, 1, 1, 3])
     """
 
     def block(query: str, key: str, rows: Int[Tensor, "b s"]) -> AttentionMap:
@@ -354,6 +408,12 @@ def rollout_blocks(attention: AttentionMap) -> Block:
 
     Returns:
         A block function.
+
+    Example:
+        >>> layout = maps.words(2) + maps.regions(3)
+        >>> attention = AttentionMap(torch.full((1, 4, 2, 5, 5), 0.2), layout, layout)
+        >>> rollout_blocks(attention)("text", "regions", torch.tensor([[0]])).weights.shape
+        torch.Size([1, 4, 1, 1, 3])
     """
     return map_blocks(rollout(attention))
 
@@ -369,6 +429,15 @@ def rollout_row_blocks(trace: AttentionTrace) -> Block:
 
     Returns:
         A block function.
+
+    Example:
+        >>> import overt
+        >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+        >>> layout = maps.words(2) + maps.regions(3)
+        >>> with overt.watch(layer, layout=layout) as trace:
+        ...     _ = layer(torch.rand(1, 5, 8))
+        >>> rollout_row_blocks(trace)("text", "regions", torch.tensor([[0]])).weights.shape
+        torch.Size([1, 1, 1, 1, 3])
     """
 
     def block(query: str, key: str, rows: Int[Tensor, "b s"]) -> AttentionMap:
@@ -511,6 +580,14 @@ def indirect_supervision(
 
     Returns:
         The loss, one row per phrase.
+
+    Example:
+        >>> def match(phrases, regions):
+        ...     return (phrases[:, None] * regions).sum(dim=-1)
+        >>> wanted, present = torch.tensor([[True, False]]), torch.tensor([[True, True]])
+        >>> phrases, regions = torch.zeros(1, 4), torch.rand(1, 2, 4)
+        >>> indirect_supervision(match, phrases, regions, wanted, present).mean()
+        tensor(0.6931)
     """
     return region_matching(match(phrases, regions), wanted, present)
 
@@ -532,6 +609,11 @@ def region_matching(
 
     Returns:
         The loss, one row per sample.
+
+    Example:
+        >>> wanted, present = torch.tensor([[True, False]]), torch.tensor([[True, True]])
+        >>> region_matching(torch.zeros(1, 2), wanted, present).mean()  # log 2
+        tensor(0.6931)
     """
     logits = at_least_float32(logits)
     costs = nn.functional.softplus(logits) - wanted * logits
@@ -556,6 +638,11 @@ def region_choice(
 
     Returns:
         The loss, one row per sample.
+
+    Example:
+        >>> wanted = torch.tensor([[True, False, False]])
+        >>> region_choice(torch.zeros(1, 3), wanted, torch.ones_like(wanted)).mean()  # log 3
+        tensor(1.0986)
     """
     wanted = wanted & present
     rows = wanted.any(dim=-1)
@@ -581,6 +668,11 @@ def find_grounded_rows(target: AttentionMap, most: int | None = None) -> Int[Ten
 
     Raises:
         ValueError: A sample has more than `most` rows.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.tensor([[[0, 0], [0, 1.0]]]), axes="b q k")
+        >>> find_grounded_rows(target, most=2)
+        tensor([[ 1, -1]])
     """
     wanted = target.rows & (target.weights > 0).any(dim=-1).any(dim=2).any(dim=1)
     counts = wanted.sum(dim=1)
@@ -603,6 +695,12 @@ def transpose_target(target: AttentionMap) -> AttentionMap:
 
     Returns:
         The transposed target.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.tensor([[[1.0, 0], [1.0, 0]]]), axes="b q k")
+        >>> transpose_target(target).weights[0, 0, 0]
+        tensor([[0.5000, 0.5000],
+                [0.0000, 0.0000]])
     """
     described = ((target.weights > 0) & target.visible[:, None, None]).to(target.values.dtype)
     return AttentionMap(
@@ -618,6 +716,11 @@ def keep_first_region(target: AttentionMap) -> AttentionMap:
 
     Returns:
         The target with one region per token.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.tensor([[[0, 0.5, 0.5]]]), axes="b q k")
+        >>> keep_first_region(target).weights.flatten()
+        tensor([0., 1., 0.])
     """
     wanted = (target.weights > 0) & target.visible[:, None, None]
     first = wanted & (wanted.cumsum(dim=-1) == 1)
@@ -634,6 +737,11 @@ def add_image_region(target: AttentionMap) -> AttentionMap:
 
     Returns:
         The target with one key more.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.tensor([[[0, 1.0]]]), axes="b q k")
+        >>> add_image_region(target).weights.flatten()
+        tensor([0., 0., 1.])
     """
     fill = -torch.inf if target.form is Form.LOG else 0.0
     values = nn.functional.pad(target.values, (1, 0), value=fill)
@@ -653,6 +761,12 @@ def gather_rows(attention: AttentionMap, rows: Int[Tensor, "b s"]) -> AttentionM
 
     Returns:
         The map of these rows.
+
+    Example:
+        >>> attention = AttentionMap.from_weights(torch.eye(2)[None], axes="b q k")
+        >>> gather_rows(attention, torch.tensor([[1, -1]])).weights[0, 0, 0]
+        tensor([[0., 1.],
+                [0., 0.]])
     """
     b, l, h, _, k = attention.values.shape
     there, at = rows >= 0, rows.clamp_min(0)

@@ -39,6 +39,13 @@ def on_selected_heads(which: Bool[Tensor, "l h"], compare: MapLoss = cross_entro
 
     Returns:
         A loss of two maps.
+
+    Example:
+        >>> weights = torch.tensor([[[[[0.5, 0.5]], [[0.9, 0.1]]]]])
+        >>> attention = AttentionMap.from_weights(weights, axes="b l h q k")
+        >>> target = AttentionMap.from_weights(torch.tensor([[1.0, 0.0]]), axes="b k")
+        >>> on_selected_heads(torch.tensor([[True, False]]))(attention, target).mean()  # log 2
+        tensor(0.6931)
     """
 
     def loss(attention: AttentionMap, target: AttentionMap) -> Loss:
@@ -61,6 +68,11 @@ def mask_target_heads(target: AttentionMap, which: Bool[Tensor, "l h"]) -> Atten
 
     Raises:
         ValueError: The target has another number of layers or heads.
+
+    Example:
+        >>> target = AttentionMap.from_weights(torch.tensor([[1.0, 0.0]]), axes="b k")
+        >>> mask_target_heads(target, torch.tensor([[True, False]])).weights.sum(dim=-1).flatten()
+        tensor([1., 0.])
     """
     b, l, h, q, k = target.values.shape
     if (l, h) not in ((1, 1), tuple(which.shape)):
@@ -84,6 +96,11 @@ def heads_of_layers(layers: Iterable[int], shape: tuple[int, int]) -> Bool[Tenso
 
     Raises:
         ValueError: A layer is out of range.
+
+    Example:
+        >>> heads_of_layers([-1], (2, 3))
+        tensor([[False, False, False],
+                [ True,  True,  True]])
     """
     found = torch.zeros(shape, dtype=torch.bool)
     for layer in layers:
@@ -106,6 +123,11 @@ def top_heads(scores: Float[Tensor, "l h"], count: int) -> Bool[Tensor, "l h"]:
 
     Raises:
         ValueError: `count` is out of range.
+
+    Example:
+        >>> top_heads(torch.tensor([[0.1, 0.9], [0.5, 0.2]]), count=2)
+        tensor([[False,  True],
+                [ True, False]])
     """
     if not 1 <= count <= scores.numel():
         raise ValueError(f"count must be 1 to {scores.numel()}, got {count}")
@@ -129,6 +151,13 @@ def cross_entropy_per_head(
 
     Returns:
         The sums over supervised rows, and the numbers of these rows.
+
+    Example:
+        >>> weights = torch.tensor([[[[[0.5, 0.5]], [[0.9, 0.1]]]]])
+        >>> attention = AttentionMap.from_weights(weights, axes="b l h q k")
+        >>> target = AttentionMap.from_weights(torch.tensor([[1.0, 0.0]]), axes="b k")
+        >>> cross_entropy_per_head(attention, target)
+        (tensor([[0.6931, 0.1054]]), tensor([[1, 1]]))
     """
     costs, rows = _row_costs(attention, target)
     return torch.where(rows, costs, 0).sum(dim=(0, 3)), rows.sum(dim=(0, 3))
@@ -155,6 +184,13 @@ def gradient_agreement(
 
     Returns:
         One number per head.
+
+    Example:
+        >>> weight = torch.tensor([1.0], requires_grad=True)
+        >>> def heads():  # the first agrees with the task, the second does not
+        ...     return torch.cat([weight, -weight])[None]
+        >>> gradient_agreement([weight], lambda: weight.sum(), heads).round(decimals=2)
+        tensor([[ 1., -1.]])
     """
     gradients = torch.autograd.grad(task(), list(parameters), allow_unused=True)
     length = torch.stack([gradient.norm() for gradient in gradients if gradient is not None]).norm()
@@ -189,6 +225,13 @@ def soft_minimum_over_heads(temperature: float = 1.0) -> MapLoss:
 
     Raises:
         ValueError: The temperature is not positive.
+
+    Example:
+        >>> weights = torch.tensor([[[[[0.5, 0.5]], [[1.0, 0.0]]]]])
+        >>> attention = AttentionMap.from_weights(weights, axes="b l h q k")
+        >>> target = AttentionMap.from_weights(torch.tensor([[1.0, 0.0]]), axes="b k")
+        >>> soft_minimum_over_heads(0.01)(attention, target).mean().round(decimals=2)
+        tensor(0.0100)
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
@@ -220,6 +263,11 @@ class HeadGates(nn.Module):
 
     Raises:
         ValueError: The temperature is not positive.
+
+    Example:
+        >>> gates = HeadGates(layers=2, heads=4)
+        >>> gates.probabilities.sum()
+        tensor(1., grad_fn=<SumBackward0>)
     """
 
     def __init__(self, layers: int, heads: int, temperature: float = 0.5) -> None:

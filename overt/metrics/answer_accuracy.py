@@ -112,6 +112,10 @@ def vqa_accuracy_upper_bound(
 
     Returns:
         One score per question; 0 where it cannot be answered.
+
+    Example:
+        >>> vqa_accuracy_upper_bound([["red"] * 10, ["red"] * 2 + ["blue"] * 2 + list("abcdef")])
+        tensor([1.0000, 0.6000])
     """
     _refuse_strings(truths, "people's answers")
     found = []

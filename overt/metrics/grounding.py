@@ -190,6 +190,13 @@ def mean_by_layer_and_head(
 
     Returns:
         One mean per layer and head.
+
+    Example:
+        >>> def measure(attention, truth):
+        ...     return attention.weights.amax(dim=(3, 4))
+        >>> maps = AttentionMap.from_weights(torch.full((2, 3, 4, 1, 5), 0.2), axes="b l h q k")
+        >>> mean_by_layer_and_head(measure, [(maps, maps)]).shape
+        torch.Size([3, 4])
     """
     return torch.cat([measure(*one).detach().cpu() for one in pairs]).nanmean(dim=0)
 

@@ -32,6 +32,13 @@ def image_share_per_token(attention: AttentionMap) -> Float[Tensor, "b q"]:
 
     Raises:
         ValueError: The rows are normalized or signed.
+
+    Example:
+        >>> rows = AttentionMap.from_weights(
+        ...     torch.tensor([[[0.2, 0.3], [0.1, 0.0]]]), axes="b q k", kind=Kind.SUBPROBABILITY
+        ... )
+        >>> image_share_per_token(rows)
+        tensor([[0.5000, 0.1000]])
     """
     if attention.kind in (Kind.PROBABILITY, Kind.SIGNED):
         raise ValueError(

@@ -36,6 +36,13 @@ def leave_one_out(decide: Decide, attention: AttentionMap, at_once: int = 1) -> 
 
     Raises:
         ValueError: `at_once` is below 1.
+
+    Example:
+        >>> attention = AttentionMap.from_weights(torch.full((1, 3), 1 / 3), axes="b k")
+        >>> def decide(keep):  # only the first key matters
+        ...     return torch.stack([5.0 * keep[:, 0], torch.zeros(len(keep))], dim=1)
+        >>> leave_one_out(decide, attention).weights.flatten().round(decimals=2)
+        tensor([0.4900, 0.0000, 0.0000], dtype=torch.float64)
     """
     at_once = check_count("at_once", at_once)
     _, seen = single_row(attention)

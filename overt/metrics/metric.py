@@ -181,6 +181,12 @@ def paired_rows(
 
     Raises:
         ValueError: The maps differ in their number of samples or keys.
+
+    Example:
+        >>> one = AttentionMap.from_weights(torch.tensor([[0.7, 0.3]]), axes="b k")
+        >>> ours, theirs, both = paired_rows(one, one)
+        >>> ours.float(), both
+        (tensor([[0.7000, 0.3000]]), tensor([[True, True]]))
     """
     ours, seen = single_row(attention)
     theirs, also_seen = single_row(truth)
@@ -219,6 +225,13 @@ def mask_undefined(values: Float[Tensor, " b"], where: Bool[Tensor, " b"]) -> Sa
     Args:
         values: One score per sample.
         where: Which samples have a score.
+
+    Returns:
+        The scores in float32.
+
+    Example:
+        >>> mask_undefined(torch.tensor([0.5, 0.0]), torch.tensor([True, False]))
+        tensor([0.5000,    nan])
     """
     return torch.where(where, values, torch.nan).float()
 

@@ -42,7 +42,20 @@ TENTHS = tuple(tenth / 10 for tenth in range(10))
 
 
 def select_words(attention: AttentionMap, rows: Bool[Tensor, "b q"]) -> AttentionMap:
-    """Hide the rows of a map that are not in `rows`: padding, and words that should not count."""
+    """Hide the rows of a map that are not in `rows`: padding, and words that should not count.
+
+    Args:
+        attention: A map with one row per word.
+        rows: Which rows to keep.
+
+    Returns:
+        The map; hidden rows are zero and not visible.
+
+    Example:
+        >>> maps = AttentionMap.from_weights(torch.full((1, 2, 4), 0.25), axes="b q k")
+        >>> select_words(maps, torch.tensor([[True, False]])).rows
+        tensor([[ True, False]])
+    """
     seen = attention.visible & rearrange(rows.to(attention.values.device), "b q -> b q 1")
     gone = rearrange(~seen, "b q k -> b 1 1 q k")
     nothing = -torch.inf if attention.form is Form.LOG else 0
@@ -53,6 +66,21 @@ def shift_to_next_word(truth: AttentionMap) -> AttentionMap:
     """Shift the truth so that each row has the regions of the word after it.
 
     A decoder attends from the row before a word: row n of its attention wrote word n + 1.
+
+    Args:
+        truth: The regions of each word.
+
+    Returns:
+        A map with one row less.
+
+    Raises:
+        ValueError: The text has fewer than 2 tokens.
+
+    Example:
+        >>> truth = AttentionMap.from_weights(torch.eye(3)[None], axes="b q k")
+        >>> shift_to_next_word(truth).weights[0, 0, 0]
+        tensor([[0., 1., 0.],
+                [0., 0., 1.]])
     """
     count = truth.values.shape[3] - 1
     if count < 1:
@@ -118,6 +146,13 @@ def hide_regions(
 
     Returns:
         A function of the mask of visible regions.
+
+    Example:
+        >>> layer = nn.MultiheadAttention(4, 1, batch_first=True)
+        >>> words, regions = torch.rand(1, 2, 4), torch.rand(1, 3, 4)
+        >>> tell = hide_regions(layer, lambda: layer(words, regions, regions)[0].mean(dim=-1))
+        >>> tell(torch.tensor([[[True, False, True]]])).shape
+        torch.Size([1, 2])
     """
 
     def tell(keep: Bool[Tensor, "b #q k"]) -> Float[Tensor, "b q"]:
@@ -161,6 +196,13 @@ def region_effects(
 
     Returns:
         A map of the effects, with one layer and head.
+
+    Example:
+        >>> maps = AttentionMap.from_weights(torch.full((1, 1, 2), 0.5), axes="b q k")
+        >>> def tell(keep):  # only the first region matters
+        ...     return keep[..., 0].float()
+        >>> region_effects(tell, maps).weights.flatten().float()
+        tensor([1., 0.])
     """
     seen = attention.visible.any(dim=1)
     whole = tell(seen[:, None]).double()
@@ -265,6 +307,11 @@ def effect_agreement(
 
     Returns:
         One mean per sample and layer.
+
+    Example:
+        >>> maps = AttentionMap.from_weights(torch.tensor([[[0.5, 0.3, 0.2]]]), axes="b q k")
+        >>> effect_agreement(maps, maps)
+        tensor([[1.]])
     """
     return mean_over_words(score_each_row(compare, attention.over_heads(), effect))
 

@@ -218,6 +218,25 @@ def build(recipe: Recipe, context: RunContext) -> "Experiment":
     """Return the data, the model and the stages of a recipe.
 
     This is the one place where plain values become code; a recipe of the user has its own `build`.
+
+    Args:
+        recipe: The recipe.
+        context: Output folder, seed, device and data folder.
+
+    Returns:
+        The experiment.
+
+    Raises:
+        UserError: The data are missing, or a setting is invalid.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from overt.experiments.settings import apply
+        >>> changes = ["data.limit=8", "model.width=0.1"]
+        >>> recipe = apply(find_recipe("scenes-soft"), changes)
+        >>> made = build(recipe, RunContext(Path("run"), device="cpu"))
+        >>> [stage.name for stage in made.stages]
+        ['train']
     """
     from overt.experiments import baselines
     from overt.papers.a2 import config as a2

@@ -42,6 +42,12 @@ def swapped_targets(targets: Targets, ids: Sequence[str], seed: int) -> Targets:
 
     Raises:
         ValueError: There are fewer than two samples.
+
+    Example:
+        >>> def targets(ids):
+        ...     return AttentionMap.from_weights(torch.eye(2)[[int(i) for i in ids]], axes="b k")
+        >>> swapped_targets(targets, ["0", "1"], seed=0)(["0"]).weights.flatten()
+        tensor([0., 1.])
     """
     return _exchanged(targets, _partners(ids, seed))
 
@@ -58,6 +64,13 @@ def swapped_within_class(targets: Targets, classes: Mapping[str, Hashable], seed
 
     Returns:
         A target source.
+
+    Example:
+        >>> def targets(ids):
+        ...     return AttentionMap.from_weights(torch.eye(4)[[int(i) for i in ids]], axes="b k")
+        >>> classes = {"0": "cat", "1": "dog", "2": "cat", "3": "dog"}
+        >>> swapped_within_class(targets, classes, seed=0)(["0"]).weights.flatten()
+        tensor([0., 0., 1., 0.])
     """
     members: dict[Hashable, list[str]] = {}
     for one, of in classes.items():
@@ -83,6 +96,12 @@ def permuted_keys(targets: Targets, seed: int) -> Targets:
 
     Returns:
         A target source.
+
+    Example:
+        >>> def targets(ids):
+        ...     return AttentionMap.from_weights(torch.tensor([[0.7, 0.2, 0.1]]), axes="b k")
+        >>> permuted_keys(targets, seed=0)(["a"]).weights.flatten().sort().values
+        tensor([0.1000, 0.2000, 0.7000])
     """
 
     def move(weights: Float[Tensor, " n"], generator: torch.Generator) -> Float[Tensor, " n"]:
@@ -100,6 +119,12 @@ def random_targets(targets: Targets, seed: int) -> Targets:
 
     Returns:
         A target source.
+
+    Example:
+        >>> def targets(ids):
+        ...     return AttentionMap.from_weights(torch.tensor([[0.7, 0.2, 0.1]]), axes="b k")
+        >>> random_targets(targets, seed=0)(["a"]).weights.sum()
+        tensor(1.)
     """
 
     def draw(weights: Float[Tensor, " n"], generator: torch.Generator) -> Float[Tensor, " n"]:
@@ -117,6 +142,12 @@ def uniform_targets(targets: Targets) -> Targets:
 
     Returns:
         A target source.
+
+    Example:
+        >>> def targets(ids):
+        ...     return AttentionMap.from_weights(torch.tensor([[1.0, 0.0]]), axes="b k")
+        >>> uniform_targets(targets)(["a"]).weights.flatten()
+        tensor([0.5000, 0.5000])
     """
 
     def targets_of(ids: Sequence[str]) -> AttentionMap:
@@ -139,6 +170,14 @@ def own_attention(targets: Targets, look: Targets) -> Targets:
 
     Returns:
         A target source.
+
+    Example:
+        >>> def targets(ids):
+        ...     return AttentionMap.from_weights(torch.tensor([[1.0, 0.0]]), axes="b k")
+        >>> def look(ids):
+        ...     return AttentionMap.from_weights(torch.tensor([[0.4, 0.6]]), axes="b k")
+        >>> own_attention(targets, look)(["a"]).weights.flatten()
+        tensor([0.4000, 0.6000])
     """
 
     def targets_of(ids: Sequence[str]) -> AttentionMap:
@@ -157,6 +196,12 @@ def no_targets(targets: Targets) -> Targets:
 
     Returns:
         A target source.
+
+    Example:
+        >>> def targets(ids):
+        ...     return AttentionMap.from_weights(torch.tensor([[1.0, 0.0]]), axes="b k")
+        >>> no_targets(targets)(["a"]).weights.flatten()
+        tensor([0., 0.])
     """
 
     def targets_of(ids: Sequence[str]) -> AttentionMap:

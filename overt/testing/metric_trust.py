@@ -26,6 +26,10 @@ class MetricTrust:
         repeats: How many times samples were drawn.
         first: How often the truthful map had the best mean of all maps, without a tie.
         lost_to: How often each wrong map had a mean at least as good.
+
+    Example:
+        >>> MetricTrust("spearman", "colour", repeats=5, first=4, lost_to={"random": 1}).first
+        4
     """
 
     key: str

@@ -34,6 +34,16 @@ def lightning_monitor(
 
     Raises:
         ImportError: Lightning is not installed.
+
+    Example:
+        >>> from overt.train.monitor import AttentionMonitor
+        >>> try:
+        ...     callback = lightning_monitor(AttentionMonitor(every=10))
+        ...     name = type(callback).__mro__[1].__name__
+        ... except ImportError:  # without the package lightning
+        ...     name = "Callback"
+        >>> name
+        'Callback'
     """
     require_package("lightning")
     made: Callback = _callback_class()(monitor or AttentionMonitor(), model)

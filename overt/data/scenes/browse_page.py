@@ -42,7 +42,25 @@ INKS = "#d55e00 #0072b2 #009e73 #cc79a7 #b58900 #56b4e9 #8e6bbf #7f7f7f".split()
 
 
 def write_gallery(path: Path, split: str, seed: int, count: int, size: int = 128) -> None:
-    """Write a page with the first `count` scenes of a split, and samples of the other datasets."""
+    """Write a page with the first `count` scenes of a split, and samples of the other datasets.
+
+    Args:
+        path: The HTML file.
+        split: Train, val or test.
+        seed: The seed of the scenes.
+        count: The number of scenes.
+        size: The side of the images in pixels.
+
+    Raises:
+        UserError: The split is unknown, or the seed or count is out of range.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_gallery(Path(folder) / "scenes.html", "train", seed=0, count=1, size=32)
+        ...     (Path(folder) / "scenes.html").is_file()
+        True
+    """
     require_package("jinja2")
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -67,7 +67,20 @@ class SceneCaption:
 
 
 def make_captions(scene: Scene) -> tuple[SceneCaption, ...]:
-    """Return five captions, one per construction, in random order."""
+    """Return five captions, one per construction, in random order.
+
+    Args:
+        scene: The scene.
+
+    Returns:
+        The captions.
+
+    Example:
+        >>> from overt.data.scenes.world import random_scene
+        >>> scene = random_scene("train", seed=0, index=0)
+        >>> len(make_captions(scene))
+        5
+    """
     dice = Dice(scene_rng(scene.split, scene.seed, scene.index, STREAM))
     return tuple(
         make_caption(scene, how, dice)

@@ -39,7 +39,17 @@ PROBES = 4  # scenes that are hashed to detect a change of the generator
 
 
 class TruthKind(Enum):
-    """Which things a target map shows."""
+    """Which things a target map shows.
+
+    Attributes:
+        TARGET: The things the answer is read from.
+        MENTIONED: All things the words refer to.
+        EVIDENCE: By intervention: the things the answer depends on.
+
+    Example:
+        >>> TruthKind("evidence") is TruthKind.EVIDENCE
+        True
+    """
 
     TARGET = "target"  # the things the answer is read from
     MENTIONED = "mentioned"  # all things the words refer to

@@ -113,7 +113,21 @@ def make_question(program: QuestionProgram, scene: Scene) -> SceneQuestion:
 
 
 def run_program(program: QuestionProgram, scene: Scene) -> str | None:
-    """Run a program on a scene; None if it has no answer, such as "the ring" for two rings."""
+    """Run a program on a scene; None if it has no answer, such as "the ring" for two rings.
+
+    Args:
+        program: The question.
+        scene: The scene.
+
+    Returns:
+        The answer, or None.
+
+    Example:
+        >>> from overt.data.scenes.world import random_scene
+        >>> scene = random_scene("train", seed=0, index=0)
+        >>> run_program(QuestionProgram("exist", (Description(),)), scene)
+        'yes'
+    """
     return _evaluate(program, scene.things)
 
 
@@ -235,7 +249,21 @@ def _color_ahead(lead: float | int, first: Thing, second: Thing) -> str | None:
 
 
 def chance_accuracy(family: str) -> float:
-    """Return the best accuracy without the image: a guess among the possible answers."""
+    """Return the best accuracy without the image: a guess among the possible answers.
+
+    Args:
+        family: The family of the question.
+
+    Returns:
+        The accuracy.
+
+    Raises:
+        KeyError: The family is unknown.
+
+    Example:
+        >>> chance_accuracy("exist")
+        0.5
+    """
     return 1 / 2 if family in CHOICE_FAMILIES else 1 / len(FAMILIES[family])
 
 

@@ -126,7 +126,25 @@ class Dice:
 
 
 def scene_rng(split: str, seed: int, index: int, *purpose: int) -> np.random.Generator:
-    """Return the random generator of a scene; each `purpose` has a stream of its own."""
+    """Return the random generator of a scene; each `purpose` has a stream of its own.
+
+    Args:
+        split: Train, val or test.
+        seed: The seed of the scenes.
+        index: The index of the scene.
+        purpose: Numbers of a stream.
+
+    Returns:
+        The generator.
+
+    Raises:
+        UserError: The split is unknown, or the seed or index is negative.
+
+    Example:
+        >>> one, same = scene_rng("train", 0, 7), scene_rng("train", 0, 7)
+        >>> int(one.integers(100)) == int(same.integers(100))
+        True
+    """
     if split not in SPLITS:
         raise UserError(f"Unknown split {split!r} of scenes: choose from {', '.join(SPLITS)}.")
     if seed < 0 or index < 0:
@@ -135,7 +153,20 @@ def scene_rng(split: str, seed: int, index: int, *purpose: int) -> np.random.Gen
 
 
 def random_scene(split: str, seed: int, index: int) -> Scene:
-    """Generate a scene of 4 to 8 random things, independent of any question."""
+    """Generate a scene of 4 to 8 random things, independent of any question.
+
+    Args:
+        split: Train, val or test.
+        seed: The seed of the scenes.
+        index: The index of the scene.
+
+    Returns:
+        The scene.
+
+    Example:
+        >>> 4 <= len(random_scene("train", seed=0, index=0).things) <= 8
+        True
+    """
     dice = Dice(scene_rng(split, seed, index, 0))
     while True:
         count = FEWEST + dice.below(MOST - FEWEST + 1)
@@ -282,7 +313,20 @@ def _add_load(
 
 
 def remove_thing(scene: Scene, i: int) -> Scene:
-    """Return the scene without thing i; everything else stays the same."""
+    """Return the scene without thing i; everything else stays the same.
+
+    Args:
+        scene: The scene.
+        i: The index of the thing.
+
+    Returns:
+        The changed scene.
+
+    Example:
+        >>> scene = random_scene("train", seed=0, index=0)
+        >>> len(scene.things) - len(remove_thing(scene, 0).things)
+        1
+    """
     return replace(scene, things=scene.things[:i] + scene.things[i + 1 :])
 
 
@@ -297,6 +341,19 @@ def hard_negative(scene: Scene, rng: np.random.Generator) -> tuple[Scene, int, s
 
     The thing and the attribute are drawn uniformly; a new size for which there is no room is not
     used.
+
+    Args:
+        scene: The scene.
+        rng: The random generator.
+
+    Returns:
+        The changed scene, the index of the changed thing, and the name of the attribute.
+
+    Example:
+        >>> scene = random_scene("train", seed=0, index=0)
+        >>> other, i, attribute = hard_negative(scene, np.random.default_rng(0))
+        >>> getattr(other.things[i], attribute) != getattr(scene.things[i], attribute)
+        True
     """
     dice = Dice(rng)
     while True:

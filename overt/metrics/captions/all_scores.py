@@ -22,6 +22,18 @@ class CaptionScores:
     BLEU and METEOR of a set are not means: for an interval, compute the table of resampled rows.
     CIDEr-D of a caption stays that of the whole set, where n-grams were counted; with a single
     image it is NaN (`cider_d`).
+
+    Args:
+        bleu: Statistics of BLEU.
+        meteor: Statistics of METEOR.
+        rouge_l: ROUGE-L of each caption.
+        cider_d: CIDEr-D of each caption.
+
+    Example:
+        >>> import torch
+    >>> scores = caption_scores(["a cat", "a dog"], [["a cat"], ["a red dog"]])
+        >>> len(scores), len(scores.select(torch.tensor([0])))
+        (2, 1)
     """
 
     bleu: Bleu
@@ -66,6 +78,11 @@ def caption_scores(
 
     Raises:
         ValueError: There are no captions, or they do not match the references.
+
+    Example:
+        >>> scores = caption_scores(["a cat", "a dog"], [["a cat"], ["a dog"]])
+        >>> round(scores.table()["BLEU-1"], 3)
+        1.0
     """
     check_texts(candidates, references)
     if not candidates:

@@ -30,6 +30,11 @@ class Bleu:
         total: N-grams of the caption, by n.
         length: Length of the caption.
         reference_length: Length of the reference.
+
+    Example:
+        >>> found = bleu([["a", "cat"]], [[["a", "cat"]]])
+        >>> found.length, found.corpus()[:2]
+        (tensor([2]), tensor([1.0000, 1.0000], dtype=torch.float64))
     """
 
     matched: Int[Tensor, "b n"]
@@ -69,6 +74,10 @@ def bleu(
 
     Returns:
         The statistics; `.corpus()` is BLEU of the set.
+
+    Example:
+        >>> bleu([["a", "cat"]], [[["a", "dog"]]]).corpus()[0].round(decimals=3).item()
+        0.5
     """
     check_captions(candidates, references)
     matched, total, reference_length = [], [], []

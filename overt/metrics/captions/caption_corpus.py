@@ -23,7 +23,16 @@ AnyVocabulary = Vocabulary | BpeVocabulary
 
 @dataclass(frozen=True)
 class CaptionCorpus:
-    """Tokenized captions, grouped by image, and their source files."""
+    """Tokenized captions, grouped by image, and their source files.
+
+    Args:
+        images: The words of each caption of each image.
+        sources: File, checksum, split and counts of each source.
+
+    Example:
+        >>> CaptionCorpus(images=((("a", "cat"), ("a", "dog")),), sources=()).texts
+        [('a', 'cat'), ('a', 'dog')]
+    """
 
     images: tuple[tuple[tuple[str, ...], ...], ...]
     sources: tuple[dict[str, Any], ...]
@@ -49,6 +58,11 @@ def read_corpus(
 
     Raises:
         UserError: There are no files.
+
+    Example:
+        >>> read_corpus([])
+        Traceback (most recent call last):
+        overt.errors.UserError: Give at least one file of captions.
     """
     if not paths:
         raise UserError("Give at least one file of captions.")
@@ -64,12 +78,39 @@ def read_corpus(
 
 
 def build_vocabulary(read: CaptionCorpus, minimum: int = 5, limit: int | None = None) -> Vocabulary:
-    """Build a vocabulary of the words that occur at least `minimum` times, at most `limit`."""
+    """Build a vocabulary of the words that occur at least `minimum` times, at most `limit`.
+
+    Args:
+        read: The captions.
+        minimum: How often a word must occur.
+        limit: The largest number of words; None has no limit.
+
+    Returns:
+        The vocabulary.
+
+    Example:
+        >>> read = CaptionCorpus(images=((("a", "cat"), ("a", "dog")),), sources=())
+        >>> build_vocabulary(read, minimum=2).encode(["a", "cat"]) == [5, UNKNOWN]
+        True
+    """
     return Vocabulary.build(read.texts, minimum, limit)
 
 
 def build_subwords(read: CaptionCorpus, limit: int = 4_000) -> BpeVocabulary:
-    """Build a vocabulary of up to `limit` sub-words."""
+    """Build a vocabulary of up to `limit` sub-words.
+
+    Args:
+        read: The captions.
+        limit: The largest number of sub-words.
+
+    Returns:
+        The vocabulary.
+
+    Example:
+        >>> read = CaptionCorpus(images=((("a", "cat"), ("a", "dog")),), sources=())
+        >>> len(build_subwords(read, limit=300).encode(["a", "cat"])) >= 2
+        True
+    """
     return BpeVocabulary.build(read.texts, limit)
 
 
@@ -94,6 +135,11 @@ def caption_frequencies(
     Returns:
         The frequencies. All unknown words are the same word. With sub-words, n-grams are of
         sub-words: not the CIDEr-D of published tables.
+
+    Example:
+        >>> read = CaptionCorpus(images=((("a", "cat"),), (("a", "dog"),)), sources=())
+        >>> caption_frequencies(read, build_vocabulary(read, minimum=1)).documents
+        2
     """
     return document_frequencies(
         [[[*known.encode(text), *ending] for text in texts] for texts in read.images]
@@ -101,7 +147,22 @@ def caption_frequencies(
 
 
 def write_vocabulary(folder: Path, known: AnyVocabulary, read: CaptionCorpus) -> None:
-    """Write a vocabulary to a folder; `load_vocabulary(folder)` reads it."""
+    """Write a vocabulary to a folder; `load_vocabulary(folder)` reads it.
+
+    Args:
+        folder: A new folder.
+        known: The vocabulary.
+        read: The captions it was built from, whose sources are recorded.
+
+    Example:
+        >>> import tempfile
+        >>> read = CaptionCorpus(images=((("a", "cat"),), (("a", "dog"),)), sources=())
+        >>> known = build_vocabulary(read, minimum=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_vocabulary(Path(folder) / "words", known, read)
+        ...     load_vocabulary(Path(folder) / "words").encode(["cat"]) == known.encode(["cat"])
+        True
+    """
     with atomic_folder(_check_free(folder)) as inner:
         known.save(inner / FILE)
         write_json(inner / ABOUT, _about("vocabulary", known, read))
@@ -110,7 +171,24 @@ def write_vocabulary(folder: Path, known: AnyVocabulary, read: CaptionCorpus) ->
 def write_frequencies(
     folder: Path, counted: DocumentFrequencies, known: AnyVocabulary, read: CaptionCorpus
 ) -> None:
-    """Write frequencies and their vocabulary to a folder."""
+    """Write frequencies and their vocabulary to a folder.
+
+    Args:
+        folder: A new folder.
+        counted: The frequencies.
+        known: The vocabulary of their ids.
+        read: The captions they were counted on, whose sources are recorded.
+
+    Example:
+        >>> import tempfile
+        >>> read = CaptionCorpus(images=((("a", "cat"),), (("a", "dog"),)), sources=())
+        >>> known = build_vocabulary(read, minimum=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     counted = caption_frequencies(read, known)
+        ...     write_frequencies(Path(folder) / "counts", counted, known, read)
+        ...     load_frequencies(Path(folder) / "counts", known).documents
+        2
+    """
     with atomic_folder(_check_free(folder)) as inner:
         known.save(inner / FILE)
         counted.save(inner / COUNTS)
@@ -130,6 +208,12 @@ def load_frequencies(folder: Path, known: AnyVocabulary) -> DocumentFrequencies:
 
     Raises:
         UserError: The folder has no frequencies, or they are of another vocabulary.
+
+    Example:
+        >>> read = CaptionCorpus(images=((("a", "cat"),), (("a", "dog"),)), sources=())
+        >>> load_frequencies(Path("no/such/folder"), build_vocabulary(read, minimum=1))
+        Traceback (most recent call last):
+        overt.errors.UserError: no/such/folder is not a folder of frequencies: ...
     """
     if not folder.is_dir():
         raise UserError(

@@ -165,6 +165,15 @@ class DocumentFrequencies:
 
     By default the images are those of the references. For a reward they are those of the training
     set, counted once: `document_frequencies(references)`, then `save`.
+
+    Args:
+        tables: The n-grams, one table per n.
+        images: The number of images of each n-gram, by n.
+        documents: The number of images.
+
+    Example:
+        >>> document_frequencies([[[5, 6]], [[5, 7]]]).documents
+        2
     """
 
     tables: tuple[NgramTable, ...]
@@ -211,6 +220,11 @@ def document_frequencies(references: Sequence[Sequence[Ids]]) -> DocumentFrequen
 
     Returns:
         The frequencies.
+
+    Example:
+        >>> frequencies = document_frequencies([[[5, 6]], [[5, 7]]])  # token ids
+        >>> sorted(frequencies.images[0].tolist())  # one word is in both images
+        [1, 1, 2]
     """
     return _count_references(references, None)[0]
 
@@ -287,6 +301,11 @@ class CiderDScorer:
         frequencies: Document frequencies; counted on the references by default, as in evaluation.
         product: Product of the weights of an n-gram in candidate and reference.
         penalty: Penalty of the difference in length.
+
+    Example:
+        >>> scorer = CiderDScorer([[[5, 6, 7, 8]], [[9, 10, 11, 12]]])
+        >>> len(scorer), scorer.defined
+        (2, True)
     """
 
     def __init__(
@@ -400,6 +419,11 @@ def cider_d(
         One score per caption. NaN where the references are of one image, or all images have the
         same captions: n-grams are weighted by rarity, so all weights are 0. The published scorer
         returns 0 there. Score several images together.
+
+    Example:
+        >>> texts = ["a red cat sits", "my big dog runs"]
+        >>> cider_d([one.split() for one in texts], [[one.split()] for one in texts])
+        tensor([10., 10.], dtype=torch.float64)
     """
     return _score_words(candidates, references, clipped_product, gaussian_penalty)
 
@@ -419,6 +443,11 @@ def cider(
 
     Returns:
         One score per caption; NaN for the references of one image, as `cider_d`.
+
+    Example:
+        >>> texts = ["a red cat sits", "my big dog runs"]
+        >>> cider([one.split() for one in texts], [[one.split()] for one in texts])
+        tensor([10., 10.], dtype=torch.float64)
     """
     return _score_words(candidates, references, np.multiply, no_penalty)
 

@@ -34,6 +34,12 @@ class CiderDScorerGPU(nn.Module):
     Args:
         references: As for `CiderDScorer`.
         frequencies: As for `CiderDScorer`.
+
+    Example:
+        >>> scorer = CiderDScorerGPU([[[5, 6, 7, 8]], [[9, 10, 11, 12]]])
+        >>> tokens = torch.tensor([[5, 6, 7, 8]])
+        >>> scorer(tokens, torch.ones(1, 4, dtype=torch.bool), torch.tensor([0])).round(decimals=3)
+        tensor([10.], dtype=torch.float64)
     """
 
     said: Int[Tensor, "t j n"]

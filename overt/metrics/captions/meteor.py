@@ -74,6 +74,13 @@ class Meteor:
     Columns: weighted matched words of the caption and of the reference, all weighted words of the
     caption and of the reference, number of aligned words, number of chunks (0 for a perfect match).
     METEOR of many captions is computed from the sums of all: `corpus`.
+
+    Args:
+        rows: The six columns of each caption.
+
+    Example:
+        >>> len(meteor([["a", "cat"]], [[["a", "cat"]]]))
+        1
     """
 
     rows: Float[Tensor, "b 6"]
@@ -110,6 +117,10 @@ def meteor(
 
     Returns:
         The statistics; `.corpus()` is METEOR of the set.
+
+    Example:
+        >>> meteor([["a", "cat"]], [[["a", "cat"]]]).corpus()
+        1.0
     """
     check_captions(candidates, references)
     rows = []
@@ -139,6 +150,11 @@ def meteor_java(
     Raises:
         UserError: Java or the package pycocoevalcap, which contains the program, is missing.
         RunError: The program ended early.
+
+    Example:
+        >>> score, each = meteor_java([["a", "cat"]], [[["a", "cat"]]])  # doctest: +SKIP
+        >>> score  # doctest: +SKIP
+        1.0
     """
     check_captions(candidates, references)
     program = find_jar("meteor", "meteor")

@@ -29,6 +29,10 @@ def rouge_l(
 
     Returns:
         One score per caption.
+
+    Example:
+        >>> rouge_l([["a", "cat"]], [[["a", "cat"], ["a", "dog"]]])
+        tensor([1.], dtype=torch.float64)
     """
     check_captions(candidates, references)
     return torch.tensor(

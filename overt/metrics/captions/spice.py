@@ -45,6 +45,14 @@ def spice(
         UserError: Java, the package pycocoevalcap, or one of two files of Stanford's models is
             missing.
         RunError: The program failed.
+
+    Example:
+        >>> try:
+        ...     score = spice([["a", "red", "cat"]], [[["a", "red", "cat"]]]).item()
+        ... except UserError:  # no Java
+        ...     score = 1.0
+        >>> score
+        1.0
     """
     check_captions(candidates, references)
     command = [find_java(), f"-Xmx{memory}", "-jar", str(find_jar("spice", "spice"))]

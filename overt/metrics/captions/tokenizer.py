@@ -107,6 +107,15 @@ def tokenize_java(texts: Sequence[str]) -> list[list[str]]:
 
     Raises:
         UserError: Java or the package pycocoevalcap, which contains the tokenizer, is missing.
+
+    Example:
+        >>> from overt.errors import UserError
+        >>> try:
+        ...     words = tokenize_java(["A cat."])
+        ... except UserError:  # no Java
+        ...     words = [["a", "cat"]]
+        >>> words
+        [['a', 'cat']]
     """
     check_strings(texts, "texts")
     lines = "\n".join(" ".join(text.split()) for text in texts)

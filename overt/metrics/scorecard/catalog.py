@@ -136,6 +136,10 @@ def select_metrics(names: Sequence[str] | None) -> tuple[ScorecardMetric, ...]:
 
     Raises:
         UserError: A name is unknown; the message has the nearest ones.
+
+    Example:
+        >>> [entry.key for entry in select_metrics(["spearman", "entropy"])]
+        ['spearman', 'entropy']
     """
     every = available_metrics()
     if names is None:

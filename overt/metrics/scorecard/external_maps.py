@@ -154,6 +154,11 @@ def load_external_maps(where: Path | str) -> ExternalMaps:
     Raises:
         UserError: There are no maps at this path.
         CorruptFileError: The file is damaged, or ids and maps do not match.
+
+    Example:
+        >>> load_external_maps("no/such/file.npz")
+        Traceback (most recent call last):
+        overt.errors.UserError: no/such/file.npz does not exist: ...
     """
     where = Path(where)
     if where.is_dir():

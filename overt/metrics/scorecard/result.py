@@ -60,6 +60,13 @@ class Scorecard:
         seconds: Seconds by metric, with everything that it was the first to need.
         key_counts: Number of keys of each sample's maps; None if unknown.
         judged: Description of the evaluated map: which level, over which keys, averaged over what.
+
+    Example:
+        >>> numbers = {("model", "entropy"): torch.tensor([0.5, 1.5]).numpy()}
+        >>> ids, metrics = ("a", "b"), ({"key": "entropy"},)
+        >>> card = Scorecard("net", {}, 0, ("model",), metrics, ids, ids, numbers)
+        >>> len(card), card.subject, card.keys
+        (2, 'model', ('entropy',))
     """
 
     name: str
@@ -528,6 +535,11 @@ def mean_over_runs(
 
     Raises:
         ValueError: There is no scorecard.
+
+    Example:
+        >>> mean_over_runs([])
+        Traceback (most recent call last):
+        ValueError: a mean over runs needs at least 1 scorecard, got 0
     """
     if not cards:
         raise ValueError("a mean over runs needs at least 1 scorecard, got 0")

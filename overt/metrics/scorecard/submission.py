@@ -69,6 +69,11 @@ def load_submission(where: Path | str) -> Submission:
     Raises:
         UserError: There are no maps, or `maps.json` has missing, unknown or invalid entries.
         CorruptFileError: A file is damaged.
+
+    Example:
+        >>> load_submission("no/such/folder")
+        Traceback (most recent call last):
+        overt.errors.UserError: no/such/folder does not exist: ...
     """
     where = Path(where)
     about: dict[str, Any] = {}

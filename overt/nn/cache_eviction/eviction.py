@@ -33,6 +33,10 @@ class Eviction:
     Args:
         positions: The kept positions of each evicted layer, by its index, in ascending order. A
             layer is missing if nothing was evicted from it.
+
+    Example:
+        >>> Eviction({0: torch.tensor([[[0, 3, 4]]])}).positions[0].shape  # three kept positions
+        torch.Size([1, 1, 3])
     """
 
     positions: dict[int, Int[Tensor, "b g n"]] = field(default_factory=dict)

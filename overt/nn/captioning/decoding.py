@@ -68,6 +68,13 @@ class GeneratedTexts:
         mask: real tokens.
         log_probabilities: of each token; 0 after the end.
         attention: row n is the attention of token n; rows after the end are hidden and zero.
+
+    Example:
+        >>> from overt.testing import Copier, toy_batch
+        >>> rules = DecodingRules(max_length=4, forbidden=(), end=0)
+        >>> texts = greedy(Copier(), toy_batch(2), rules)
+        >>> len(texts), texts.tokens.shape, texts.total.shape
+        (2, torch.Size([2, 4]), torch.Size([2]))
     """
 
     tokens: Int[Tensor, "b n"]
@@ -99,6 +106,15 @@ def greedy(
         batch: the inputs.
         rules: length limits and forbidden tokens.
         features: encoded features of the batch, if available.
+
+    Returns:
+        One text per sample.
+
+    Example:
+        >>> from overt.testing import Copier, toy_batch
+        >>> rules = DecodingRules(max_length=4, forbidden=(), end=0)
+        >>> greedy(Copier(), toy_batch(1), rules).tokens  # copies the words of the sample
+        tensor([[6, 1, 6, 3]])
     """
     return _decode_steps(
         model, batch, rules or DecodingRules(), features, 1, lambda log_p: log_p.argmax(-1)
@@ -127,8 +143,17 @@ def sample(
         features: encoded features of the batch, if available.
         generator: random generator.
 
+    Returns:
+        `draws` texts per sample.
+
     Raises:
         ValueError: `draws` is below 1, or `temperature` is not positive.
+
+    Example:
+        >>> from overt.testing import Copier, toy_batch
+        >>> rules = DecodingRules(max_length=4, forbidden=(), end=0)
+        >>> len(sample(Copier(), toy_batch(2), draws=3, rules=rules))
+        6
     """
     if draws < 1 or temperature <= 0:
         raise ValueError(f"draws and temperature must be above 0, got {draws} and {temperature}")
@@ -153,8 +178,26 @@ def sample_with_greedy(
     The greedy text is the baseline of self-critical training (Rennie et al. 2017); a separate pass
     would take nearly as long as all samples.
 
+    Args:
+        model: A decoder.
+        batch: The inputs.
+        draws: Texts per sample.
+        rules: Length limits and forbidden tokens.
+        features: Encoded features of the batch, if available.
+        generator: Random generator.
+
     Returns:
         The samples, and the greedy texts.
+
+    Raises:
+        ValueError: `draws` is below 1.
+
+    Example:
+        >>> from overt.testing import Copier, toy_batch
+        >>> rules = DecodingRules(max_length=4, forbidden=(), end=0)
+        >>> samples, baseline = sample_with_greedy(Copier(), toy_batch(2), draws=3, rules=rules)
+        >>> len(samples), len(baseline)
+        (6, 2)
     """
     if draws < 1:
         raise ValueError(f"draws must be 1 or more, got {draws}")
@@ -178,6 +221,17 @@ def draw_tokens(
 
     Exponential waiting times with the probabilities as rates: each token comes first as often as
     its probability.
+
+    Args:
+        probabilities: The distribution of each row.
+        generator: Random generator.
+
+    Returns:
+        One token per row.
+
+    Example:
+        >>> draw_tokens(torch.tensor([[0.0, 1.0, 0.0]]))
+        tensor([1])
     """
     # the minimum of Exp(1) / p_i falls on i with probability p_i; multinomial would synchronize
     waits = torch.empty_like(probabilities).exponential_(generator=generator)
@@ -201,6 +255,15 @@ def beam_search(
         rules: length limits and forbidden tokens.
         features: encoded features of the batch, if available.
         rank: final order of the beams; see `beam_search_all`.
+
+    Returns:
+        One text per sample.
+
+    Example:
+        >>> from overt.testing import Copier, toy_batch
+        >>> rules = DecodingRules(max_length=4, forbidden=(), end=0)
+        >>> beam_search(Copier(), toy_batch(1), width=2, rules=rules).tokens
+        tensor([[6, 1, 6, 3]])
     """
     texts = beam_search_all(model, batch, width, rules, features, rank)
     first = torch.arange(0, len(texts), width, device=texts.tokens.device)
@@ -228,8 +291,17 @@ def beam_search_all(
         rank: `rank(total, length)` orders the beams at the end: `rank_by_total` (default) or
             `rank_by_mean`.
 
+    Returns:
+        `width` texts per sample.
+
     Raises:
         ValueError: `width` is below 1.
+
+    Example:
+        >>> from overt.testing import Copier, toy_batch
+        >>> rules = DecodingRules(max_length=4, forbidden=(), end=0)
+        >>> beam_search_all(Copier(), toy_batch(2), width=3, rules=rules).tokens.shape
+        torch.Size([6, 4])
     """
     if width < 1:
         raise ValueError(f"width must be 1 or more, got {width}")
@@ -279,12 +351,36 @@ def beam_search_all(
 
 
 def rank_by_total(total: Float[Tensor, "b w"], length: Int[Tensor, "b w"]) -> Float[Tensor, "b w"]:
-    """Rank texts by their log-probability."""
+    """Rank texts by their log-probability.
+
+    Args:
+        total: The log-probability of each beam.
+        length: Its number of tokens.
+
+    Returns:
+        The score of each beam.
+
+    Example:
+        >>> rank_by_total(torch.tensor([[-2.0, -3.0]]), torch.tensor([[1, 3]])).argmax(dim=-1)
+        tensor([0])
+    """
     return total
 
 
 def rank_by_mean(total: Float[Tensor, "b w"], length: Int[Tensor, "b w"]) -> Float[Tensor, "b w"]:
-    """Rank texts by their mean log-probability per token, without a penalty on length."""
+    """Rank texts by their mean log-probability per token, without a penalty on length.
+
+    Args:
+        total: The log-probability of each beam.
+        length: Its number of tokens.
+
+    Returns:
+        The score of each beam.
+
+    Example:
+        >>> rank_by_mean(torch.tensor([[-2.0, -3.0]]), torch.tensor([[1, 3]])).argmax(dim=-1)
+        tensor([1])
+    """
     return total / length.clamp_min(1)
 
 

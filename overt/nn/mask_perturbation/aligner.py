@@ -66,6 +66,17 @@ def fuse_renormalized(fuse: FuseCall, mask: MaskCall) -> Bias:
 
     A fusion is homogeneous, so its value at (1, exp(1 - m)) is the factor on attention. The
     logarithm of the factor, between 0 and 1, is added to the scores.
+
+    Args:
+        fuse: The fusion of plain and enhanced weights.
+        mask: Returns the mask of a call.
+
+    Returns:
+        An edit for `overt.watch`.
+
+    Example:
+        >>> type(fuse_renormalized(lambda call, plain, strong: strong, lambda call: 0)).__name__
+        'Bias'
     """
 
     # softmax(s + log f) is a f renormalised, so adding log f to the scores is exact and the fused
@@ -78,7 +89,21 @@ def fuse_renormalized(fuse: FuseCall, mask: MaskCall) -> Bias:
 
 
 def fuse_as_published(fuse: FuseCall, mask: MaskCall) -> Edit:
-    """Use the weights of the fusion without normalisation: rows sum to as much as e."""
+    """Use the weights of the fusion without normalisation: rows sum to as much as e.
+
+    Args:
+        fuse: The fusion of plain and enhanced weights.
+        mask: Returns the mask of a call.
+
+    Returns:
+        An edit for `overt.watch`.
+
+    Example:
+        >>> weights = torch.tensor([[[[0.5, 0.5]]]])
+        >>> edit = fuse_as_published(lambda call, plain, strong: strong, lambda call: weights * 0)
+        >>> edit(None, weights)  # 0.5 e
+        tensor([[[[1.3591, 1.3591]]]])
+    """
     # an edit, not a bias: unnormalised rows cannot come out of a softmax
     return lambda call, weights: fuse(call, weights, enhance(weights, mask(call).to(weights)))
 
@@ -88,6 +113,19 @@ def fuse_enhanced_normalized(fuse: FuseCall, mask: MaskCall) -> Edit:
 
     This is not a bias: a key may also lose weight. Only then does max pooling differ from the
     enhanced weights.
+
+    Args:
+        fuse: The fusion of plain and enhanced weights.
+        mask: Returns the mask of a call.
+
+    Returns:
+        An edit for `overt.watch`.
+
+    Example:
+        >>> weights, mask = torch.tensor([[[[0.5, 0.5]]]]), torch.tensor([[[[0.0, 1.0]]]])
+        >>> edit = fuse_enhanced_normalized(lambda call, plain, strong: strong, lambda call: mask)
+        >>> edit(None, weights)
+        tensor([[[[0.7311, 0.2689]]]])
     """
     return lambda call, weights: fuse(
         call, weights, normalize_rows(enhance(weights, mask(call).to(weights)))
@@ -95,12 +133,36 @@ def fuse_enhanced_normalized(fuse: FuseCall, mask: MaskCall) -> Edit:
 
 
 def detach_mask(mask: Weights) -> Weights:
-    """Detach the mask: the captioner cannot learn to change it."""
+    """Detach the mask: the captioner cannot learn to change it.
+
+    Args:
+        mask: The mask of a layer.
+
+    Returns:
+        The mask.
+
+    Example:
+        >>> mask = torch.rand(1, 1, 1, 2, requires_grad=True)
+        >>> detach_mask(mask).requires_grad
+        False
+    """
     return mask.detach()
 
 
 def keep_mask_gradient(mask: Weights) -> Weights:
-    """Keep the mask as another path from queries and keys to captions (the code of Lu et al.)."""
+    """Keep the mask as another path from queries and keys to captions (the code of Lu et al.).
+
+    Args:
+        mask: The mask of a layer.
+
+    Returns:
+        The mask.
+
+    Example:
+        >>> mask = torch.rand(1, 1, 1, 2, requires_grad=True)
+        >>> keep_mask_gradient(mask).requires_grad
+        True
+    """
     return mask
 
 
@@ -114,6 +176,17 @@ def mean_square(masks: Sequence[tuple[Weights, Bool[Tensor, "b h q k"]]]) -> Los
 
     The mean does not depend on the number of regions, but puts lambda on another scale than the
     paper's: check the mean of the masks.
+
+    Args:
+        masks: The masks of each layer, with the keys that each word may see.
+
+    Returns:
+        The penalty.
+
+    Example:
+        >>> masks = [(torch.full((1, 1, 1, 2), 0.5), torch.ones(1, 1, 1, 2, dtype=torch.bool))]
+        >>> mean_square(masks).mean()
+        tensor(0.2500)
     """
     # hidden keys are left out: the code of Lu et al. counts padding as fully perturbed
     total = torch.stack([((1 - m.float()) ** 2).where(seen, 0).sum() for m, seen in masks]).sum()
@@ -121,7 +194,19 @@ def mean_square(masks: Sequence[tuple[Weights, Bool[Tensor, "b h q k"]]]) -> Los
 
 
 def square_norm(masks: Sequence[tuple[Weights, Bool[Tensor, "b h q k"]]]) -> Loss:
-    """Compute `||1 - m||^2` of every word, layer and head (eq. 4), and their mean."""
+    """Compute `||1 - m||^2` of every word, layer and head (eq. 4), and their mean.
+
+    Args:
+        masks: The masks of each layer, with the keys that each word may see.
+
+    Returns:
+        The penalty.
+
+    Example:
+        >>> masks = [(torch.full((1, 1, 1, 2), 0.5), torch.ones(1, 1, 1, 2, dtype=torch.bool))]
+        >>> square_norm(masks).mean()
+        tensor(0.5000)
+    """
     # the same sum as `mean_square`, divided by rows instead of entries: the squared norm of a row
     return replace(
         mean_square(masks), count=torch.stack([seen.any(-1).sum() for _, seen in masks]).sum()
@@ -132,6 +217,17 @@ def global_norm(masks: Sequence[tuple[Weights, Bool[Tensor, "b h q k"]]]) -> Los
     """Compute `||1 - m||` over everything, not squared, divided by the number of keys (Lu et al.).
 
     It does not decompose into rows, so gradient accumulation does not work with it.
+
+    Args:
+        masks: The masks of each layer, with the keys that each word may see.
+
+    Returns:
+        The penalty.
+
+    Example:
+        >>> masks = [(torch.full((1, 1, 1, 2), 0.5), torch.ones(1, 1, 1, 2, dtype=torch.bool))]
+        >>> global_norm(masks).mean()  # sqrt(0.5) / 2
+        tensor(0.3536)
     """
     whole = mean_square(masks)
     # Lu et al. divide by the source length: here the longest visible row
@@ -148,6 +244,16 @@ class MaskReport:
     """Statistics of the masks of one layer: their mean, and their spread over the keys of a word.
 
     Constant masks are useless: after renormalisation, aligned attention equals plain attention.
+
+    Args:
+        name: The name of the layer.
+        mean: The mean of the masks.
+        spread: Their spread over the keys of a word.
+
+    Example:
+        >>> report = MaskReport("decoder.0.cross", mean=0.99, spread=0.001)
+        >>> report.collapsed, report.advice
+        (True, 'decoder.0.cross perturbs nothing: lower lambda, or train the masks longer.')
     """
 
     name: str
@@ -186,6 +292,18 @@ class AlignmentPass:
         visible: visible keys of each mask.
         calls: attention calls before they are edited.
         trace: attention after the edit.
+
+    Example:
+        >>> from overt.nn import CachedRegionEncoder, Captioner, CaptionerSizes
+        >>> from overt.testing import toy_batch
+        >>> sizes = CaptionerSizes(vocabulary=10, width=8, layers=1, heads=2, inner=16)
+        >>> model = Captioner(sizes, CachedRegionEncoder(width=4)).eval()
+        >>> batch = replace(toy_batch(3), features=torch.rand(3, 5, 4))
+        >>> aligner = Aligner(model, find_cross_attention(model, lambda: model(batch)))
+        >>> with aligner.aligned() as found:
+        ...     output = aligner.model(batch)
+        >>> found.before().weights.shape, found.after().weights.shape
+        (torch.Size([3, 1, 2, 5, 5]), torch.Size([3, 1, 2, 5, 5]))
     """
 
     masks: dict[str, list[Weights]] = field(default_factory=dict)
@@ -641,6 +759,16 @@ def published_choices(regions: int) -> dict[str, Any]:
 
     Masks are linear in the state, for at most `regions` regions; perturbed attention is the mean
     over heads; nothing is renormalised; the penalty is the squared norm.
+
+    Args:
+        regions: The largest number of regions.
+
+    Returns:
+        Arguments of `Aligner`.
+
+    Example:
+        >>> sorted(published_choices(regions=100))
+        ['average', 'finish', 'mask', 'penalty']
     """
     return {
         "mask": linear(regions),
@@ -655,6 +783,13 @@ def lu2021_choices() -> dict[str, Any]:
 
     Masks from queries and keys, a uniform average (here without padding), no renormalisation, one
     gate for all heads of a layer, masks with a gradient, and the norm of everything, not squared.
+
+    Returns:
+        Arguments of `Aligner`.
+
+    Example:
+        >>> sorted(lu2021_choices())
+        ['average', 'finish', 'fuse', 'mask', 'penalty', 'through']
     """
     return {
         "fuse": shared_gate,
@@ -668,7 +803,17 @@ def lu2021_choices() -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Losses of both sets of parameters, and the two passes behind them."""
+    """Losses of both sets of parameters, and the two passes behind them.
+
+    Args:
+        losses: The losses of the captioner and of the masks.
+        aligned: The pass with aligned attention.
+        perturbed: The pass with perturbed attention.
+
+    Example:
+        >>> Alignment({"captioner": {}}, AlignmentPass(), AlignmentPass()).aligned.masks
+        {}
+    """
 
     losses: dict[str, dict[str, Loss]]
     aligned: AlignmentPass

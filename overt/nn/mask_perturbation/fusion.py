@@ -25,7 +25,17 @@ ETA = 0.1  # of the moving average, in all experiments of the paper
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Shape of an attention module: heads, key-value groups, and features per head."""
+    """Shape of an attention module: heads, key-value groups, and features per head.
+
+    Args:
+        heads: The number of heads.
+        groups: The number of groups of keys and values.
+        width: The features per head.
+
+    Example:
+        >>> AttentionShape(heads=8, groups=8, width=64).heads
+        8
+    """
 
     heads: int
     groups: int
@@ -40,6 +50,18 @@ def uniform_average(weights: Weights, visible: Visible) -> Weights:
 
     Their code divides by the padded length, so padding gets attention; here it does not. A key with
     less than average attention gains by perturbation, so a mask trained to do harm cannot find it.
+
+    Args:
+        weights: The attention of a layer.
+        visible: Which keys each query may see; None is all.
+
+    Returns:
+        The weights to mix in where the mask is small.
+
+    Example:
+        >>> weights = torch.tensor([[[[0.8, 0.2]], [[0.4, 0.6]]]])  # two heads
+        >>> uniform_average(weights, None).flatten()
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     if visible is None:
         return weights.mean(dim=-1, keepdim=True).expand_as(weights)
@@ -50,12 +72,38 @@ def uniform_average(weights: Weights, visible: Visible) -> Weights:
 
 
 def head_mean(weights: Weights, visible: Visible) -> Weights:
-    """Average over heads, one reading of the paper; with one head nothing is perturbed."""
+    """Average over heads, one reading of the paper; with one head nothing is perturbed.
+
+    Args:
+        weights: The attention of a layer.
+        visible: Which keys each query may see; None is all.
+
+    Returns:
+        The weights to mix in where the mask is small.
+
+    Example:
+        >>> weights = torch.tensor([[[[0.8, 0.2]], [[0.4, 0.6]]]])  # two heads
+        >>> head_mean(weights, None).flatten()
+        tensor([0.6000, 0.4000, 0.6000, 0.4000])
+    """
     return weights.mean(dim=1, keepdim=True).expand_as(weights)
 
 
 def zero_average(weights: Weights, visible: Visible) -> Weights:
-    """Return zeros: perturbed attention is removed. The paper argues against it."""
+    """Return zeros: perturbed attention is removed. The paper argues against it.
+
+    Args:
+        weights: The attention of a layer.
+        visible: Which keys each query may see; None is all.
+
+    Returns:
+        The weights to mix in where the mask is small.
+
+    Example:
+        >>> weights = torch.tensor([[[[0.8, 0.2]], [[0.4, 0.6]]]])  # two heads
+        >>> zero_average(weights, None).flatten()
+        tensor([0., 0., 0., 0.])
+    """
     return torch.zeros_like(weights)
 
 
@@ -65,7 +113,22 @@ def perturb(
     average: AverageAttention = uniform_average,
     visible: Visible = None,
 ) -> Weights:
-    """Compute `m a + (1 - m) average` (eq. 3). Rows are not renormalised."""
+    """Compute `m a + (1 - m) average` (eq. 3). Rows are not renormalised.
+
+    Args:
+        weights: The attention a of a layer.
+        mask: The mask m, between 0 and 1.
+        average: The attention to mix in.
+        visible: Which keys each query may see; None is all.
+
+    Returns:
+        The perturbed attention.
+
+    Example:
+        >>> weights, mask = torch.tensor([[[[0.9, 0.1]]]]), torch.tensor([[[[0.0, 1.0]]]])
+        >>> perturb(weights, mask).flatten()
+        tensor([0.5000, 0.1000])
+    """
     # lerp(a, b, m) is a + m (b - a): m = 1 returns the weights unchanged
     return torch.lerp(average(weights, visible), weights, mask.to(weights))
 
@@ -74,7 +137,19 @@ def perturb(
 
 
 def enhance(weights: Weights, mask: Weights) -> Weights:
-    """Compute `a exp(1 - m)` (eq. 5): up to e times as much where the mask is small."""
+    """Compute `a exp(1 - m)` (eq. 5): up to e times as much where the mask is small.
+
+    Args:
+        weights: The attention a of a layer.
+        mask: The mask m, between 0 and 1.
+
+    Returns:
+        The enhanced attention; its rows do not sum to one.
+
+    Example:
+        >>> enhance(torch.tensor([[[[0.9, 0.1]]]]), torch.tensor([[[[0.0, 1.0]]]])).flatten()
+        tensor([2.4465, 0.1000])
+    """
     return weights * (1 - mask).exp()
 
 
@@ -205,6 +280,13 @@ def max_pooling(place: AttentionShape) -> Fusion:
 
     Args:
         place: shape of the attention module.
+
+    Returns:
+        A module: `fusion(weights, enhanced, query)`.
+
+    Example:
+        >>> type(max_pooling(AttentionShape(heads=2, groups=2, width=4))).__name__
+        'MaxFusion'
     """
     return MaxFusion()
 
@@ -214,6 +296,13 @@ def moving_average(place: AttentionShape) -> Fusion:
 
     Args:
         place: shape of the attention module.
+
+    Returns:
+        A module: `fusion(weights, enhanced, query)`.
+
+    Example:
+        >>> type(moving_average(AttentionShape(heads=2, groups=2, width=4))).__name__
+        'MovingAverageFusion'
     """
     return MovingAverageFusion()
 
@@ -223,6 +312,13 @@ def decay(place: AttentionShape) -> Fusion:
 
     Args:
         place: shape of the attention module.
+
+    Returns:
+        A module: `fusion(weights, enhanced, query)`.
+
+    Example:
+        >>> type(decay(AttentionShape(heads=2, groups=2, width=4))).__name__
+        'DecayFusion'
     """
     return DecayFusion()
 
@@ -232,6 +328,13 @@ def gate(place: AttentionShape) -> Fusion:
 
     Args:
         place: shape of the attention module.
+
+    Returns:
+        A module: `fusion(weights, enhanced, query)`.
+
+    Example:
+        >>> type(gate(AttentionShape(heads=2, groups=2, width=4))).__name__
+        'GateFusion'
     """
     return GateFusion(place.heads, place.width)
 
@@ -241,5 +344,12 @@ def shared_gate(place: AttentionShape) -> Fusion:
 
     Args:
         place: shape of the attention module.
+
+    Returns:
+        A module: `fusion(weights, enhanced, query)`.
+
+    Example:
+        >>> type(shared_gate(AttentionShape(heads=2, groups=2, width=4))).__name__
+        'GateFusion'
     """
     return GateFusion(1, place.width)

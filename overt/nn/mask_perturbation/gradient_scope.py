@@ -30,8 +30,18 @@ def restrict_gradient(
         losses: losses by name.
         parameters: parameters that keep their gradient.
 
+    Returns:
+        The losses by name.
+
     Raises:
         ValueError: the parameters are sharded, as by `fully_shard`.
+
+    Example:
+        >>> kept, other = (nn.Parameter(torch.ones(())) for _ in range(2))
+        >>> losses = restrict_gradient({"task": Loss(kept * other, torch.ones(()))}, [kept])
+        >>> losses["task"].mean().backward()
+        >>> kept.grad, other.grad
+        (tensor(1.), None)
     """
     learned = [one for one in parameters if one.requires_grad]
     # of all parameters, only a DTensor has placements
@@ -55,6 +65,18 @@ def restricted_by_fit(
     """Return the losses unchanged, for `fit`, which restricts each backward pass itself.
 
     Not for a plain training loop: there the loss of the masks would reach the captioner.
+
+    Args:
+        losses: The losses by name.
+        parameters: The parameters that `fit` gives a gradient.
+
+    Returns:
+        The same losses.
+
+    Example:
+        >>> losses = {"task": Loss(torch.ones(()), torch.ones(()))}
+        >>> restricted_by_fit(losses, []) is losses
+        True
     """
     return losses
 

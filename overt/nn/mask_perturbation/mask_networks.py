@@ -23,6 +23,14 @@ class QueryKeyMask(nn.Module):
     """`sigmoid(q' . k' / sqrt(d) + b)` with its own projections: any number of regions.
 
     The form of Lu et al.'s code; the bias, one per head, is the paper's.
+
+    Args:
+        place: The shape of the attention module.
+
+    Example:
+        >>> query, key = torch.rand(1, 2, 3, 4), torch.rand(1, 2, 5, 4)  # 3 words, 5 regions
+        >>> QueryKeyMask(AttentionShape(heads=2, groups=2, width=4))(query, key).shape
+        torch.Size([1, 2, 3, 5])
     """
 
     def __init__(self, place: AttentionShape) -> None:
@@ -45,6 +53,15 @@ class LinearMask(nn.Module):
     """`sigmoid(W h + b)` with one output per region (eq. 2 as published), for at most `regions`.
 
     It identifies regions by their index only, which means little if they are unordered.
+
+    Args:
+        place: The shape of the attention module.
+        regions: The largest number of regions.
+
+    Example:
+        >>> query, key = torch.rand(1, 2, 3, 4), torch.rand(1, 2, 5, 4)  # 3 words, 5 regions
+        >>> LinearMask(AttentionShape(heads=2, groups=2, width=4), regions=8)(query, key).shape
+        torch.Size([1, 2, 3, 5])
     """
 
     def __init__(self, place: AttentionShape, regions: int) -> None:
@@ -62,7 +79,16 @@ class LinearMask(nn.Module):
 
 
 class RandomMask(nn.Module):
-    """Random control: uniform masks between 0 and 1, sampled in each call."""
+    """Random control: uniform masks between 0 and 1, sampled in each call.
+
+    Args:
+        place: The shape of the attention module.
+
+    Example:
+        >>> query, key = torch.rand(1, 2, 3, 4), torch.rand(1, 2, 5, 4)  # 3 words, 5 regions
+        >>> RandomMask(AttentionShape(heads=2, groups=2, width=4))(query, key).shape
+        torch.Size([1, 2, 3, 5])
+    """
 
     def __init__(self, place: AttentionShape) -> None:
         super().__init__()
@@ -78,6 +104,14 @@ class ConstantMask(nn.Module):
     """Constant control: one learned value per head for all words and regions.
 
     After renormalisation it has no effect.
+
+    Args:
+        place: The shape of the attention module.
+
+    Example:
+        >>> query, key = torch.rand(1, 2, 3, 4), torch.rand(1, 2, 5, 4)  # 3 words, 5 regions
+        >>> ConstantMask(AttentionShape(heads=2, groups=2, width=4))(query, key).shape
+        torch.Size([1, 2, 3, 5])
     """
 
     def __init__(self, place: AttentionShape) -> None:
@@ -95,12 +129,34 @@ MakeMask = Callable[[AttentionShape], nn.Module]
 
 
 def query_key(place: AttentionShape) -> nn.Module:
-    """Make a mask network on queries and keys."""
+    """Make a mask network on queries and keys.
+
+    Args:
+        place: The shape of the attention module.
+
+    Returns:
+        The network.
+
+    Example:
+        >>> type(query_key(AttentionShape(heads=2, groups=2, width=4))).__name__
+        'QueryKeyMask'
+    """
     return QueryKeyMask(place)
 
 
 def linear(regions: int) -> MakeMask:
-    """Return a maker of mask networks on queries alone, for at most `regions` regions."""
+    """Return a maker of mask networks on queries alone, for at most `regions` regions.
+
+    Args:
+        regions: The largest number of regions.
+
+    Returns:
+        A function from the shape of an attention module to its mask network.
+
+    Example:
+        >>> linear(regions=36)(AttentionShape(heads=2, groups=2, width=4)).regions
+        36
+    """
     return lambda place: LinearMask(place, regions)
 
 

@@ -17,7 +17,20 @@ def layer_flops(tokens: int, width: int, inner: int) -> int:
 
 
 def encoder_flops(lengths: Iterable[int], width: int, inner: int) -> int:
-    """Count the FLOPs of all layers from `PrunedModel.lengths`, padding included."""
+    """Count the FLOPs of all layers from `PrunedModel.lengths`, padding included.
+
+    Args:
+        lengths: The number of tokens of each layer.
+        width: The features per token.
+        inner: The units of each MLP.
+
+    Returns:
+        The FLOPs of one sample; a multiply-add counts as two.
+
+    Example:
+        >>> round(encoder_flops([197] * 12, width=768, inner=3072) / 1e9, 1)  # ViT-B/16
+        34.9
+    """
     return sum(layer_flops(tokens, width, inner) for tokens in lengths)
 
 

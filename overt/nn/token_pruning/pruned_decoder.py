@@ -73,6 +73,17 @@ def prune_image_tokens(
     Raises:
         ValueError: The model has no single list of decoder layers, or not those in `after`.
         TypeError: `keep` is not callable, or `after` is not a collection.
+
+    Example:
+        >>> from overt.nn import keep_top
+        >>> from overt.nn.vqa.vision_language import VisionLanguageSizes, VisionLanguageVQA
+        >>> sizes = VisionLanguageSizes(("what",), ("red", "blue"), side=32, width=16, layers=3)
+        >>> vlm = VisionLanguageVQA(sizes).eval().vlm  # 16 image tokens
+        >>> ids = torch.tensor([[3, *[6] * 16, 5, 7]])  # begin, the image, "what" and "?"
+        >>> pruned = prune_image_tokens(vlm, after=(1,), keep=partial(keep_top, count=4))
+        >>> _ = pruned(input_ids=ids, pixel_values=torch.rand(1, 3, 32, 32))
+        >>> pruned.lengths
+        [19, 7, 7]
     """
     reducer = make_pruner(keep, score)
     made = PrunedDecoder(model, after, reducer, vision_layer, grid, capture)
@@ -103,6 +114,16 @@ def merge_image_tokens(
 
     Raises:
         ValueError: `count` is negative, or as for `prune_image_tokens`.
+
+    Example:
+        >>> from overt.nn.vqa.vision_language import VisionLanguageSizes, VisionLanguageVQA
+        >>> sizes = VisionLanguageSizes(("what",), ("red", "blue"), side=32, width=16, layers=3)
+        >>> vlm = VisionLanguageVQA(sizes).eval().vlm  # 16 image tokens
+        >>> ids = torch.tensor([[3, *[6] * 16, 5, 7]])  # begin, the image, "what" and "?"
+        >>> pruned = merge_image_tokens(vlm, after=(1,), count=8)
+        >>> _ = pruned(input_ids=ids, pixel_values=torch.rand(1, 3, 32, 32))
+        >>> pruned.lengths
+        [19, 11, 11]
     """
     if count < 0:
         raise ValueError(f"count must be 0 or more, got {count}")
@@ -139,6 +160,18 @@ def zip_image_tokens(
 
     Raises:
         ValueError: `context` is below 1, or as for `prune_image_tokens`.
+
+    Example:
+        >>> from overt.nn import keep_top
+        >>> from overt.nn.vqa.vision_language import VisionLanguageSizes, VisionLanguageVQA
+        >>> sizes = VisionLanguageSizes(("what",), ("red", "blue"), side=32, width=16, layers=3)
+        >>> vlm = VisionLanguageVQA(sizes).eval().vlm  # 16 image tokens
+        >>> ids = torch.tensor([[3, *[6] * 16, 5, 7]])  # begin, the image, "what" and "?"
+        >>> keep = partial(keep_top, count=4)
+        >>> pruned = zip_image_tokens(vlm, after=(1,), keep=keep, score=by_last_query, context=2)
+        >>> _ = pruned(input_ids=ids, pixel_values=torch.rand(1, 3, 32, 32))
+        >>> pruned.lengths
+        [19, 9, 9]
     """
     made = PrunedDecoder(model, after, make_zipper(keep, score, context), vision_layer, grid)
     made.settings = partial(zip_settings, keep, score, context)

@@ -44,6 +44,10 @@ class VisionLanguageSizes:
         vision_layers: layers of the image encoder.
         layers: layers of the decoder.
         heads: attention heads of each layer.
+
+    Example:
+        >>> VisionLanguageSizes(("what",), ("red", "blue"), side=32).grid
+        (4, 4)
     """
 
     words: tuple[str, ...]

@@ -98,6 +98,10 @@ class WorkerShare:
         rank: The index of this process.
         world: The number of processes.
         patience: How many seconds without a new shard to wait for the others.
+
+    Example:
+        >>> WorkerShare(rank=1, world=4).world
+        4
     """
 
     rank: int = 0

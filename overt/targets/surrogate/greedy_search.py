@@ -39,6 +39,14 @@ def greedy_refine(
 
     Raises:
         ValueError: `probes` is below 1, or the masks are not made of bits.
+
+    Example:
+        >>> from overt.targets.surrogate import GridMasks, masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(2), ["image"]) as masked:
+        ...     found = greedy_refine(masked, GridMasks(grid=(2, 2)), probes=8)
+        >>> bool((found.best >= found.base).all())
+        True
     """
     if probes < 1:
         raise ValueError(f"probes must be at least 1, got {probes}")

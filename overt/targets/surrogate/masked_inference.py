@@ -77,6 +77,11 @@ def label_log_probability(prediction: Float[Tensor, "n c"], batch: Batch) -> Flo
 
     Raises:
         ValueError: The samples have no labels.
+
+    Example:
+        >>> from overt.testing import toy_batch
+        >>> label_log_probability(torch.zeros(2, 4), toy_batch(2)).exp()
+        tensor([0.2500, 0.2500])
     """
     if batch.labels is None:
         raise ValueError("surrogates need labels; these samples have none")
@@ -99,6 +104,11 @@ def answers_log_probability(prediction: Float[Tensor, "n c"], batch: Batch) -> F
 
     Raises:
         ValueError: The samples have no answers.
+
+    Example:
+        >>> batch = Batch(("a",), answers=torch.tensor([[1.0, 1.0, 0.0, 0.0]]))
+        >>> answers_log_probability(torch.zeros(1, 4), batch).exp()
+        tensor([0.2500])
     """
     if batch.answers is None:
         raise ValueError("these samples have no soft answers")
@@ -121,6 +131,11 @@ def truth_log_probability(prediction: Float[Tensor, "n c"], batch: Batch) -> Flo
 
     Raises:
         ValueError: The samples have no labels or answers.
+
+    Example:
+        >>> from overt.testing import toy_batch
+        >>> truth_log_probability(torch.zeros(2, 4), toy_batch(2)).exp()
+        tensor([0.2500, 0.2500])
     """
     return (label_log_probability if batch.answers is None else answers_log_probability)(
         prediction, batch
@@ -138,6 +153,12 @@ def mean_map(attention: AttentionMap) -> AttentionMap:
 
     Returns:
         A map with one layer and one head.
+
+    Example:
+        >>> weights = torch.full((1, 3, 4, 1, 5), 0.2)
+        >>> attention = AttentionMap.from_weights(weights, axes="b l h q k")
+        >>> mean_map(attention).weights.shape
+        torch.Size([1, 1, 1, 1, 5])
     """
     return attention.over_heads().over_layers()
 
@@ -150,6 +171,12 @@ def last_layer_map(attention: AttentionMap) -> AttentionMap:
 
     Returns:
         A map with one layer and one head.
+
+    Example:
+        >>> weights = torch.full((1, 3, 4, 1, 5), 0.2)
+        >>> attention = AttentionMap.from_weights(weights, axes="b l h q k")
+        >>> last_layer_map(attention).weights.shape
+        torch.Size([1, 1, 1, 1, 5])
     """
     return attention.layer(-1).over_heads()
 
@@ -162,6 +189,12 @@ def all_maps(attention: AttentionMap) -> AttentionMap:
 
     Returns:
         The same map.
+
+    Example:
+        >>> weights = torch.full((1, 3, 4, 1, 5), 0.2)
+        >>> attention = AttentionMap.from_weights(weights, axes="b l h q k")
+        >>> all_maps(attention) is attention
+        True
     """
     return attention
 
@@ -284,6 +317,12 @@ class MaskedBatch:
 
     Raises:
         ValueError: The score of a sample is not finite.
+
+    Example:
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(2), ["image"]) as masked:
+        ...     len(masked), masked.base.shape
+        (2, torch.Size([2]))
     """
 
     def __init__(
@@ -427,6 +466,12 @@ def masked_batch(
 
     Yields:
         The encoded batch.
+
+    Example:
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(2), ["image"]) as masked:
+        ...     masked.positions["image"].present.shape
+        torch.Size([2, 4])
     """
     with eval_mode_forked_rng(model), torch.no_grad():
         yield MaskedBatch(model, model.encode(batch), batch, names, score, reduce, select)

@@ -91,6 +91,13 @@ class NoMask:
 
     Args:
         name: The name of the span.
+
+    Example:
+        >>> from overt.targets.surrogate import masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     NoMask()(masked).counts
+        tensor([1])
     """
 
     name: str = "image"
@@ -126,6 +133,13 @@ class GridMasks:
 
     Raises:
         ValueError: An argument is out of range.
+
+    Example:
+        >>> from overt.targets.surrogate import masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     GridMasks(grid=(2, 2))(masked).counts  # all 2^4 grids
+        tensor([16])
     """
 
     count: int = 500
@@ -180,6 +194,13 @@ class ShiftedGridMasks:
 
     Raises:
         ValueError: An argument is out of range.
+
+    Example:
+        >>> from overt.targets.surrogate import masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     ShiftedGridMasks(count=3, grid=(2, 2))(masked).counts <= 4
+        tensor([True])
     """
 
     count: int = 500
@@ -367,6 +388,10 @@ class RemoveWords:
 
     Raises:
         ValueError: An argument is out of range.
+
+    Example:
+        >>> RemoveWords(sizes=(1, 2)).count  # at most so many masks per text
+        1000
     """
 
     sizes: tuple[int, ...] = (2,)
@@ -396,6 +421,10 @@ class KeepWords:
 
     Raises:
         ValueError: An argument is out of range.
+
+    Example:
+        >>> KeepWords(sizes=(2,), seed=1).sizes
+        (2,)
     """
 
     sizes: tuple[int, ...] = (2,)

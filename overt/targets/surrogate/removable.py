@@ -47,13 +47,41 @@ Units = Callable[[RemovablePositions], Int[Tensor, "b k"]]
 
 
 def each_position(positions: RemovablePositions) -> Int[Tensor, "b k"]:
-    """Number the positions that are present one by one; -1 for padding."""
+    """Number the positions that are present one by one; -1 for padding.
+
+    Args:
+        positions: The positions of a span that can be removed.
+
+    Returns:
+        The number of the unit of each position; -1 for padding.
+
+    Example:
+        >>> present = torch.tensor([[True, True, False]])
+        >>> each_position(RemovablePositions((3,), present))
+        tensor([[ 0,  1, -1]])
+    """
     number = positions.present.cumsum(dim=1) - 1
     return torch.where(positions.present, number, -1)
 
 
 def whole_words(positions: RemovablePositions) -> Int[Tensor, "b k"]:
-    """Number the words; pieces between the same two blanks have the same number, -1 is padding."""
+    """Number the words; pieces between the same two blanks have the same number, -1 is padding.
+
+    Args:
+        positions: The positions of a span that can be removed, with their characters.
+
+    Returns:
+        The number of the word of each position; -1 for padding.
+
+    Raises:
+        ValueError: The characters of the positions are unknown.
+
+    Example:
+        >>> text = TextGeometry(("red ball",), torch.tensor([[[0, 2], [2, 3], [4, 8]]]))
+        >>> present = torch.tensor([[True, True, True]])
+        >>> whole_words(RemovablePositions((3,), present, text))
+        tensor([[0, 0, 1]])
+    """
     if positions.text is None:
         raise ValueError(
             "whole words need the characters of the positions; use each_position, or a model whose "

@@ -30,6 +30,14 @@ class SearchResult:
         base: The log-probability of the truth without a mask.
         best: The log-probability of the truth with the best mask.
         probes: The number of evaluations before the final one.
+
+    Example:
+        >>> from overt.targets.surrogate import GridMasks, masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     found = exhaustive_search(masked, GridMasks(grid=(2, 2)))
+        >>> found.maps["image"].weights.shape, found.probes
+        (torch.Size([1, 1, 1, 1, 4]), tensor([16]))
     """
 
     maps: Mapping[str, AttentionMap]
@@ -57,6 +65,14 @@ def exhaustive_search(
 
     Returns:
         The result for every sample.
+
+    Example:
+        >>> from overt.targets.surrogate import GridMasks, masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(2), ["image"]) as masked:
+        ...     found = exhaustive_search(masked, GridMasks(grid=(2, 2)))
+        >>> bool((found.best >= found.base).all())
+        True
     """
     candidates = masks(masked)
     best, chosen = best_masks(masked, candidates, candidates.counts, masked.base, chunk)
@@ -79,6 +95,14 @@ def search_without_whole(
 
     Returns:
         The result for every sample.
+
+    Example:
+        >>> from overt.targets.surrogate import GridMasks, masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     found = search_without_whole(masked, GridMasks(grid=(2, 2)))
+        >>> bool((found.masks["image"] < 1).any())
+        True
     """
     candidates = masks(masked)
     nothing = torch.where(candidates.counts > 1, -torch.inf, masked.base)
@@ -203,6 +227,14 @@ def search_independently(
 
     Returns:
         The results by span name.
+
+    Example:
+        >>> from overt.targets.surrogate import GridMasks, masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     found = search_independently(masked, [GridMasks(grid=(2, 2))], exhaustive_search)
+        >>> list(found)
+        ['image']
     """
     return {one.name: search(masked, one) for one in masks}
 
@@ -222,6 +254,14 @@ def search_sequentially(
 
     Returns:
         The results by span name.
+
+    Example:
+        >>> from overt.targets.surrogate import GridMasks, masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     found = search_sequentially(masked, [GridMasks(grid=(2, 2))], exhaustive_search)
+        >>> found["image"].probes
+        tensor([16])
     """
     fixed: dict[str, Tensor] = {}
     steps: dict[str, SearchResult] = {}

@@ -28,6 +28,14 @@ def weighted_maps(masked: MaskedBatch, masks: MaskGenerator, chunk: int = CHUNK)
 
     Returns:
         The result for every sample.
+
+    Example:
+        >>> from overt.targets.surrogate import GridMasks, masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     found = weighted_maps(masked, GridMasks(grid=(2, 2)))
+        >>> found.maps["image"].weights.shape
+        torch.Size([1, 1, 1, 1, 4])
     """
     candidates = masks(masked)
     name = candidates.name
@@ -53,6 +61,14 @@ def weighted_masks(masked: MaskedBatch, masks: MaskGenerator, chunk: int = CHUNK
 
     Returns:
         The result for every sample.
+
+    Example:
+        >>> from overt.targets.surrogate import GridMasks, masked_batch
+        >>> from overt.testing import PlantedCell, toy_batch
+        >>> with masked_batch(PlantedCell((2, 2), cell=0), toy_batch(1), ["image"]) as masked:
+        ...     found = weighted_masks(masked, GridMasks(grid=(2, 2)))
+        >>> found.maps["image"].weights.sum().round(decimals=3)
+        tensor(1.)
     """
     candidates = masks(masked)
     name = candidates.name
