@@ -551,6 +551,8 @@ class AttentionMap:
     def log_weights(self) -> Float[Tensor, "b l h q k"]:
         """The logarithms of the weights; -inf, with a gradient of zero, where a weight is zero.
 
+        NaN stays NaN, so that a loss on diverged attention is NaN too.
+
         Raises:
             ValueError: The weights are signed.
         """
@@ -560,7 +562,7 @@ class AttentionMap:
             raise ValueError("signed weights have no logarithm")
         # the inner `where` keeps log(0) out of the graph: its gradient is infinite, and inf * 0 is
         # NaN
-        positive = self.values > 0
+        positive = ~(self.values <= 0)
         return torch.where(positive, torch.where(positive, self.values, 1).log(), -torch.inf)
 
     @property

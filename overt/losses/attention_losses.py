@@ -43,6 +43,7 @@ def classification(prediction: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) 
         >>> classification(logits, torch.tensor([0, 3, -100]))  # 2 log 4; -100 is ignored
         Loss(total=tensor(2.7726), count=tensor(2.), weight=1.0, batch_level=False)
     """
+    check_logits(prediction, labels)
     try:
         total = torch.nn.functional.cross_entropy(
             at_least_float32(prediction), labels, reduction="sum"
@@ -53,6 +54,24 @@ def classification(prediction: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) 
         check_labels(labels, wrong, classes, str(IGNORE_INDEX))
         raise
     return Loss(total, (labels != IGNORE_INDEX).sum().to(total.dtype))
+
+
+def check_logits(logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> None:
+    """Raise unless logits are (b, c), with one label per sample."""
+    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            "expected logits (b, classes) and labels (b,), got shapes "
+            f"{tuple(logits.shape)} and {tuple(labels.shape)}"
+        )
+
+
+def check_soft_labels(logits: Float[Tensor, "b c"], answers: Float[Tensor, "b c"]) -> None:
+    """Raise unless there is a score of each class for each sample."""
+    if logits.ndim != 2 or answers.shape != logits.shape:
+        raise ValueError(
+            "expected logits and scores of the same shape (b, classes), got "
+            f"{tuple(logits.shape)} and {tuple(answers.shape)}"
+        )
 
 
 def check_labels(
@@ -95,6 +114,7 @@ def soft_classification(prediction: Float[Tensor, "b c"], answers: Float[Tensor,
         >>> soft_classification(torch.zeros(1, 4), answers).mean()  # log 4
         tensor(1.3863)
     """
+    check_soft_labels(prediction, answers)
     logs = at_least_float32(prediction).log_softmax(dim=-1)
     rows = (answers > 0).any(dim=-1)
     return Loss(-(at_least_float32(answers) * logs).sum(), rows.sum())

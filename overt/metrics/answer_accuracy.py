@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from overt.data.vqa_answers import AnswerMatching, official_answers, vqa_scores
-from overt.losses.attention_losses import check_labels
+from overt.losses.attention_losses import check_labels, check_logits, check_soft_labels
 from overt.metrics.metric import SampleScores, declare_metric, mask_undefined
 
 
@@ -33,6 +33,7 @@ def accuracy(logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> SampleS
         >>> accuracy(logits, torch.tensor([0, 1, -1]))  # right, wrong, and without a label
         tensor([1., 0., nan])
     """
+    check_logits(logits, labels)
     there = has_valid_label(labels, logits.shape[-1]) & ~logits.isnan().any(dim=-1)
     return mask_undefined((logits.argmax(dim=-1) == labels).double(), there)
 
@@ -66,6 +67,7 @@ def soft_accuracy(logits: Float[Tensor, "b c"], answers: Float[Tensor, "b c"]) -
         >>> soft_accuracy(torch.tensor([[2.0, 1.0]]), torch.tensor([[0.3, 1.0]]))
         tensor([0.3000])
     """
+    check_soft_labels(logits, answers)
     worth = answers.gather(-1, logits.argmax(dim=-1, keepdim=True))[:, 0]
     return mask_undefined(worth, ~logits.isnan().any(dim=-1))
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from overt.losses.attention_losses import check_logits
 from overt.metrics.answer_accuracy import has_valid_label
 from overt.metrics.argument_checks import check_count
 from overt.metrics.metric import SampleScores, declare_metric, mask_undefined
@@ -78,6 +79,7 @@ def brier(logits: Float[Tensor, "b c"], labels: Int[Tensor, " b"]) -> SampleScor
         >>> brier(torch.tensor([[0.8, 0.2]]).log(), torch.tensor([0]))  # 0.2^2 + 0.2^2
         tensor([0.0800])
     """
+    check_logits(logits, labels)
     there = has_valid_label(labels, logits.shape[-1])
     chances = logits.double().softmax(dim=-1)
     # unknown labels read any class; their score is masked below
@@ -133,6 +135,7 @@ def reliability_diagram(
         ([0, 4], 0.0)
     """
     bins = check_count("bins", bins)
+    check_logits(logits, labels)
     # float64: in float32 confident predictions round to exactly 1
     highest, chosen = logits.detach().double().softmax(dim=-1).max(dim=-1)
     known = has_valid_label(labels, logits.shape[-1]) & ~highest.isnan()

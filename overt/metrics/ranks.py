@@ -141,6 +141,8 @@ def inversions(values: Int[Tensor, "b k"]) -> Int[Tensor, " b"]:
     tensor([0, 2, 3])
     """
     b, k = values.shape
+    if not b:  # -1 of a reshape would be ambiguous
+        return torch.zeros(0, dtype=torch.long, device=values.device)
     width = _BLOCK
     while width < k:
         width *= 2

@@ -15,6 +15,7 @@ and for infinite numbers. Measured coverage: `docs/intervals.md`.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from statistics import NormalDist
 from typing import Any
 
@@ -516,6 +517,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
         >>> holm([0.01, 0.04, 0.03])
         (0.03, 0.06, 0.06)
     """
+    p_values = _as_float64(p_values).tolist()
     order, count = _ascending_order(p_values)
     found, least = [math.nan] * len(p_values), 0.0
     for place, at in enumerate(order):
@@ -536,6 +538,8 @@ def benjamini_hochberg(p_values: Sequence[float]) -> tuple[float, ...]:
     Returns:
         The corrected p-values, in the same order.
     """
+    p_values = _as_float64(p_values).tolist()
+    p_values = _as_float64(p_values).tolist()
     order, count = _ascending_order(p_values)
     found, most = [math.nan] * len(p_values), 1.0
     for place in reversed(range(count)):
@@ -622,7 +626,7 @@ def _check_draws(draws: int) -> None:
 
 
 def _check_confidence(confidence: float) -> None:
-    if not 0 <= confidence <= 1:
+    if not isinstance(confidence, Real) or not 0 <= confidence <= 1:
         raise ValueError(f"confidence must be from 0 to 1, got {confidence}: for 95 % use 0.95")
 
 
@@ -633,7 +637,10 @@ def _as_float64(values: Any, axes: int = 1) -> Tensor:
             values = torch.stack([torch.as_tensor(one) for one in values])
         if not hasattr(values, "dtype"):  # a list: float32 would lose digits
             values = torch.as_tensor(values, dtype=torch.float64)
-        found = torch.as_tensor(values).detach().double().cpu()
+        found = torch.as_tensor(values).detach()
+        if found.is_complex():
+            raise TypeError("they are complex")
+        found = found.double().cpu()
     except (RuntimeError, TypeError, ValueError) as problem:
         raise ValueError(
             f"expected numbers in rows of equal length, got a {type(values).__name__}: {problem}"
@@ -656,4 +663,7 @@ def _index_by_id(ids: Sequence[str], values: Numbers) -> dict[str, int]:
 
 
 def _generator(seed: int) -> torch.Generator:
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"seed must be a whole number, got a {type(seed).__name__}")
+    seed = int(seed)
     return torch.Generator().manual_seed(seed)

@@ -402,3 +402,29 @@ def test_samples_with_ignored_labels_do_not_count():
 def test_label_out_of_range_raises(label):
     with pytest.raises(UserError, match=rf"row 1 is {label}\b.* 3 classes"):
         classification(torch.randn(2, 3), torch.tensor([0, label]))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, kl])
+def test_nan_attention_gives_a_nan_loss(loss):
+    """Before, a NaN weight had the logarithm of zero, and a diverged run went on."""
+    weights = torch.tensor([[0.1, torch.nan, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]])
+    attention, target = (
+        AttentionMap.from_cells(one, words(4)) for one in (weights, weights[[1, 1]])
+    )
+    assert attention.log_weights.flatten().isnan().sum() == 1
+    assert loss(attention, target).total.isnan()
+    assert loss(
+        attention.select(torch.tensor([1])), target.select(torch.tensor([1]))
+    ).total.isfinite()
+
+
+def test_logits_and_labels_that_do_not_fit_raise(monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    logits = torch.rand(3, 4)
+    for labels in (torch.zeros(1).long(), torch.zeros(4).long(), torch.zeros(3, 1).long()):
+        with pytest.raises(ValueError, match=r"3, 4"):
+            classification(logits, labels)
+    with pytest.raises(ValueError, match=r"4,.*4,"):
+        classification(logits[0], torch.zeros(4).long())
+    with pytest.raises(ValueError, match=r"3, 1.*3, 4"):
+        soft_classification(logits[:, :1], logits)  # broadcast to zero before

@@ -203,3 +203,17 @@ def test_a_string_instead_of_a_list_of_answers_raises():
         wups(["cat"], [["cat"]], lambda one, other: 0.0)
     with pytest.raises(ValueError, match=r"answers .* 0"):
         wups([["cat"]], ["cat"], lambda one, other: 0.0)
+
+
+def test_logits_and_labels_that_do_not_fit_raise(monkeypatch):
+    """One label would broadcast, and logits without an axis of samples be one sample."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    logits = torch.rand(3, 4)
+    for judge in (accuracy, brier, reliability_diagram):
+        for labels in (torch.zeros(1).long(), torch.zeros(4).long()):
+            with pytest.raises(ValueError, match=r"3, 4"):
+                judge(logits, labels)
+        with pytest.raises(ValueError, match=r"4,.*4,"):
+            judge(logits[0], torch.zeros(4).long())
+    with pytest.raises(ValueError, match=r"3, 4.*3, 2"):
+        soft_accuracy(logits, torch.rand(3, 2))

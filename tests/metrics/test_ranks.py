@@ -67,3 +67,9 @@ def test_empty_rows_have_empty_ranks():
     none = torch.zeros(3, 0, dtype=torch.double)
     assert average_ranks(none, none.bool()).shape == (3, 0)
     assert [one.tolist() for one in count_pairs(none, none, none.bool())] == [[0, 0, 0]] * 4
+
+
+def test_an_empty_batch_has_no_inversions_and_no_tau():
+    assert inversions(torch.zeros(0, 4).long()).shape == (0,)
+    empty, seen = torch.zeros(0, 4), torch.zeros(0, 4).bool()
+    assert ranks.kendall_tau(empty, empty, seen).shape == (0,)

@@ -653,3 +653,24 @@ def test_intervals_print_the_digits_that_they_justify() -> None:
         confidence_interval([0.7])
     )
     assert repr(confidence_interval([1e-6, 2e-6, 3e-6])).startswith("Interval(mean=0.0000020")
+
+
+def test_values_of_another_type_raise_in_one_sentence(monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="complex"):
+        confidence_interval(torch.ones(3) + 0j)
+    with pytest.raises(ValueError, match="str"):
+        holm(["0.1", "0.2"])
+    for confidence in ("0.95", None):
+        with pytest.raises(ValueError, match="0.95"):
+            confidence_interval([0.1, 0.2, 0.3], confidence=confidence)
+    with pytest.raises(TypeError, match=r"seed.*list"):
+        permutation_test([0.1, 0.2], [0.3, 0.4])  # two groups instead of their differences
+
+
+def test_corrected_p_values_are_python_numbers(monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    for p_values in (torch.tensor([0.01, 0.04]), np.array([0.01, 0.04])):
+        for correct in (holm, benjamini_hochberg):
+            found = correct(p_values)
+            assert found == pytest.approx((0.02, 0.04)) and all(type(p) is float for p in found)
