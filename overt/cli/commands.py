@@ -242,7 +242,7 @@ def run(
         "overt table ssa-1 --out runs/ssa-1 --rows none,mse --seeds 1 --data DATA",
         "overt table scenes --out runs/scenes --seeds 5 --first-seed 20",
         "overt table scenes --out runs/scenes --jobs 4 --resume",
-        'overt table scenes --out runs/scenes --jobs 16 --launcher "srun -n1 --gpus=1 --exclusive"',
+        'overt table scenes --out runs/scenes --jobs 16 --launcher "srun -n1"',
         "overt table mine.py:table --out runs/mine --jobs 2",
     )
 )
@@ -429,7 +429,7 @@ def report(
     epilog=examples(
         "overt look overt:hard-attention",
         "overt look hf:google/vit-base-patch16-224 photo.jpg",
-        "overt look timm:vit_base_patch16_224 photo.jpg --map relevance --out view.png",
+        "overt look timm:vit_base_patch16_224 photo.jpg --map relevance",
         "overt look hf:openai-community/gpt2 'the cat sat' --layer 3 --query sat",
     )
 )
@@ -596,8 +596,8 @@ def measure(
         int | None,
         typer.Option(
             min=1,
-            help="Only the first items, this many; an item may be several samples, as an image "
-            "with all of its questions.",
+            help="Only the first samples, this many; the last image is scored with all of its "
+            "questions.",
         ),
     ] = None,
     out: Annotated[
@@ -622,6 +622,7 @@ def measure(
     from overt.papers.catalog import load_recipe_files
 
     if listed:
+        announce("loading the metrics ...")
         header = ["metric", "measures", "better", "range", "unit", "needs", "cannot show"]
         print_table("Metrics", header, measure_module.list_metrics())
         return
@@ -668,8 +669,8 @@ def measure(
 @app.command(
     epilog=examples(
         "overt bench --model runs/demo/soft-attention --limit 20",
-        "overt bench --model vit=hf:google/vit-base-patch16-224 --on photos --method rollout,ig",
-        "overt bench --model VQA=runs/vqa-0 --model VQA=runs/vqa-1 --jobs 2 --out bench",
+        "overt bench --model hf:google/vit-base-patch16-224 --on photos",
+        "overt bench --model VQA=runs/vqa-0 --model VQA=runs/vqa-1 --jobs 2",
         "overt bench --model mine.py:model --on mine.py:data --maps my-maps",
     )
 )

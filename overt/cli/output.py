@@ -3,10 +3,12 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from overt.errors import RunError, print_to_stderr
+
+LONG_WORD = 20  # characters; longer words, such as paths, are broken
 
 
 def is_plain() -> bool:
@@ -28,12 +30,21 @@ def show(text: str) -> None:
 
 
 def print_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print a table: with boxes on a terminal, else as plain aligned columns."""
+    """Print a table: with boxes on a terminal, else as plain aligned columns.
+
+    On a terminal too narrow for its words, each line is a block with one cell per row.
+    """
     if not is_plain():
         from rich.console import Console
+        from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
 
+        console = Console()
+        if _needed_width(header, lines) > console.width:
+            for text, indent in _blocks(title, header, lines):
+                console.print(Padding(Text(text), (0, 0, 0, indent)))
+            return
         drawn = Table(
             title=Text(escape_control_characters(title)), title_justify="left", header_style="bold"
         )
@@ -41,9 +52,28 @@ def print_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]
             drawn.add_column(Text(name), overflow="fold")
         for line in lines:
             drawn.add_row(*(Text(escape_control_characters(cell)) for cell in line))
-        Console().print(drawn)
+        console.print(drawn)
         return
     print(_table_text(title, header, lines))
+
+
+def _needed_width(header: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table whose words are not broken, except for very long ones."""
+    columns = zip(header, *lines, strict=True)
+    words = [[len(word) for cell in column for word in cell.split()] for column in columns]
+    return 1 + sum(3 + min(LONG_WORD, max(lengths, default=0)) for lengths in words)
+
+
+def _blocks(
+    title: str, header: Sequence[str], lines: Sequence[Sequence[str]]
+) -> Iterator[tuple[str, int]]:
+    """Yield the rows of a table in blocks, each with its indentation."""
+    yield escape_control_characters(title), 0
+    for first, *others in lines:
+        yield escape_control_characters(first), 2
+        for name, cell in zip(header[1:], others, strict=True):
+            if cell:
+                yield escape_control_characters(f"{name}: {cell}"), 6
 
 
 def _table_text(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

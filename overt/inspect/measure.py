@@ -216,12 +216,26 @@ def compute_scorecard(
             over=over,
             name=opened.name,
             seed=request.seed,
-            limit=request.limit,
+            limit=None if request.limit is None else count_items(data, request.limit),
             portion=request.portion,
             out=out,
             progress=progress,
             announce=lambda judged, seconds: say(_announcement(opened.name, judged, seconds)),
         )
+
+
+def count_items(data: "Dataset", samples: int) -> int:
+    """Count the first items that have `samples` samples together, at least one.
+
+    An item may have several samples, such as an image its questions. They stay together, because
+    they are one cluster of the intervals, so the last item may add more samples than requested.
+    """
+    total = 0
+    for item in range(len(data)):
+        total += len(data.batch([item]))
+        if total >= samples:
+            return item + 1
+    return len(data)
 
 
 def _require_attention(opened: MeasuredModel, data: "Dataset") -> None:

@@ -14,6 +14,35 @@ def test_a_terminal_gets_a_rich_table(call: Call, monkeypatch: pytest.MonkeyPatc
     assert code == 0 and "│" in out
 
 
+def test_a_table_with_too_many_columns_is_printed_in_blocks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "is_plain", lambda: False)
+    monkeypatch.setenv("COLUMNS", "80")
+    header = ["metric", "measures", "better", "range", "unit", "needs", "cannot show"]
+    line = ["deletion_area@mask", "probability after removal", "lower", "", *3 * ["informative"]]
+    output.print_table("Metrics", header, [line])
+    printed = [one.rstrip() for one in capsys.readouterr().out.splitlines()]
+    assert printed[:3] == [
+        "Metrics",
+        "  deletion_area@mask",
+        "      measures: probability after removal",
+    ]
+    assert "      range:" not in printed and max(map(len, printed)) <= 80
+    output.print_table("Metrics", header[:3], [line[:3]])
+    assert "│ deletion_area@mask │" in capsys.readouterr().out
+
+
+COMMANDS = "list run table demo report look serve measure bench doctor data".split()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = call(command, "--help")
+    assert code == 0 and [line for line in out.splitlines() if len(line) > 80] == []
+
+
 def test_progress_shows_the_remaining_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """`overt measure`: scorecards of models, runs, maps and datasets by name."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 def test_a_run_is_evaluated_on_its_own_test_set(run: Path, tmp_path: Path) -> None:
     scorecard = measure.compute_scorecard(
-        MeasureRequest(str(run), measures=METRICS, limit=4), tmp_path / "card"
+        MeasureRequest(str(run), measures=METRICS, limit=16), tmp_path / "card"
     )
     assert scorecard.name == "scenes-soft, seed 0" and scorecard.data["name"] == "scenes"
     assert len(scorecard) == 16 and len(set(scorecard.clusters)) == 4  # four questions per scene
@@ -69,9 +70,24 @@ def test_a_run_is_evaluated_on_its_own_test_set(run: Path, tmp_path: Path) -> No
     assert results["status"] == "done"
 
 
+class Questions:
+    """Images with 1, 2, 3 ... questions."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def batch(self, indices: Sequence[int]) -> range:
+        return range(sum(index + 1 for index in indices))
+
+
+@pytest.mark.parametrize(("samples", "items"), [(1, 1), (2, 2), (3, 2), (6, 3), (99, 4)])
+def test_a_limit_counts_samples_and_keeps_items_whole(samples: int, items: int) -> None:
+    assert measure.count_items(Questions(), samples) == items
+
+
 @pytest.mark.long
 def test_report_files_are_written_and_two_runs_are_compared(run: Path, tmp_path: Path) -> None:
-    request = MeasureRequest(str(run), measures=("entropy", "accuracy"), limit=2)
+    request = MeasureRequest(str(run), measures=("entropy", "accuracy"), limit=8)
     scorecard, other = measure.run_measure(
         request, str(run), tmp_path, command=["overt", "measure"]
     )
