@@ -428,6 +428,7 @@ def report(
 @app.command(
     epilog=examples(
         "overt look overt:hard-attention",
+        "overt look runs/demo/hard-attention",
         "overt look hf:google/vit-base-patch16-224 photo.jpg",
         "overt look timm:vit_base_patch16_224 photo.jpg --map relevance",
         "overt look hf:openai-community/gpt2 'the cat sat' --layer 3 --query sat",
@@ -442,7 +443,11 @@ def look(
     ],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT", help="An image, a text in quotes, or one of each."),
+        typer.Argument(
+            metavar="INPUT",
+            help="An image, a text in quotes, or one of each; for a run or "
+            "overt:NAME, the id of a test sample, or nothing for the first.",
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="File to write: interactive .html, .png or .svg.")
@@ -480,12 +485,13 @@ def look(
     """Show where a model attends: in an image, a text, or both."""
     from overt.experiments import preflight, run_folder
     from overt.inspect import look as look_module
+    from overt.inspect import small_models
     from overt.papers.catalog import load_recipe_files
 
     require_name(model, "model")
     options = look_module.ViewOptions(layer, head, query, way, deletion=deletion)
     given = inputs or []
-    look_module.check_request(out, given, options, has_example=model.startswith("overt:"))
+    look_module.check_request(out, given, options, has_example=small_models.has_examples(model))
     preflight.check_device(device)
     run_folder.check_output_file(out)
     announce(f"loading {model} ...")

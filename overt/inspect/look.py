@@ -38,7 +38,7 @@ from overt.inspect.panels import (
     infer_layouts,
 )
 from overt.inspect.predict_answer import view_network
-from overt.inspect.small_models import PREFIX, example_input
+from overt.inspect.small_models import example_input, has_examples
 from overt.inspect.written_answer import (
     build_answer_panel,
     prepare_written_call,
@@ -111,7 +111,10 @@ def check_request(
         )
     pictures = [word for word in inputs if is_image_path(word)]
     if not inputs and not has_example:
-        raise UserError("No input: give an image, a text in quotes, or both.")
+        raise UserError(
+            "No input: give an image, a text in quotes, or both; a run needs none, or the id of "
+            "one of its test samples."
+        )
     if len(pictures) > 1:
         raise UserError(f"expected one image, got {len(pictures)}.")
     if len(inputs) - len(pictures) > 1:
@@ -133,17 +136,22 @@ def look(
 ) -> ModelView:
     """Run the model on the inputs, write the view, and return it.
 
+    An installed model or a run takes the id of one of its test samples, and no input is the first.
     `files` define the recipes of runs that are not of overt, and `root` is the folder of their
     datasets.
     """
-    check_request(out, inputs, options, has_example=name.startswith(PREFIX))
+    check_request(out, inputs, options, has_example=has_examples(name))
+    model_input = read_inputs(inputs) if inputs else None
     if files and is_custom_run(Path(name), files):
-        model_input = read_inputs(inputs)
         loaded = load_custom_model(Path(name), name, files, root)
     else:
-        folder = locate_model(name, say)
-        model_input = read_inputs(inputs) if inputs else example_input(name)
-        loaded = load_model(folder, name)
+        loaded = load_model(locate_model(name, say), name)
+    if has_examples(name) and len(inputs) < 2:
+        writes = loaded.spec is not None and loaded.spec.generates_text
+        example = example_input(name, writes, *inputs)
+        model_input = model_input if example is None else example
+    if model_input is None:
+        raise UserError(f"{name} has no test samples: give an image, a text in quotes, or both.")
     loaded.model.to(select_device(device))
     viewed = view_model(loaded, model_input, options)
     if not viewed.panels and out.suffix.lower() not in PAGE_SUFFIXES:

@@ -39,14 +39,29 @@ def find_small_model(name: str) -> Path:
     return FOLDER / known
 
 
-def example_input(name: str) -> ModelInput:
-    """Return the first test sample of an installed model, for a call without an input."""
-    from overt.experiments.inference_spec import read_spec
+def has_examples(name: str) -> bool:
+    """Return whether this is an installed model or the folder of a run with test samples."""
+    return name.startswith(PREFIX) or (Path(name) / "gallery").is_dir()
+
+
+def example_input(name: str, writes: bool, chosen: str | None = None) -> ModelInput | None:
+    """Return a test sample of an installed model or of a run, for a call without an input.
+
+    Args:
+        name: Name of the model, or folder of the run.
+        writes: Whether the text of a sample is the output of the model, not its input.
+        chosen: Id of the sample; the first by default.
+
+    Returns:
+        The input; None if no sample has this id.
+    """
     from overt.viz.gallery_sample import load_gallery
 
-    run = find_small_model(name)
-    sample = load_gallery(run / "gallery")[0]
-    writes = read_spec(run / "model").generates_text  # its text is output, not input
+    run = find_small_model(name) if name.startswith(PREFIX) else Path(name)
+    samples = load_gallery(run / "gallery")
+    sample = next((one for one in samples if chosen in (None, one.id)), None)
+    if sample is None:
+        return None
     return ModelInput(None if writes else sample.text or None, sample.image, boxes=boxes_of(sample))
 
 

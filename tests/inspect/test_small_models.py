@@ -18,7 +18,10 @@ def test_installed_models_answer_as_in_the_demo(name: str) -> None:
     io.verify(run)
     sample = load_gallery(run / "gallery")[0]
     loaded = load_model(locate_model(f"overt:{name}"), name)
-    viewed = look.view_model(loaded, small_models.example_input(name))
+    assert loaded.spec is not None
+    given = small_models.example_input(f"overt:{name}", loaded.spec.generates_text)
+    assert given is not None
+    viewed = look.view_model(loaded, given)
     assert viewed.panels
     assert sample.prediction in viewed.answers[0][0]
     if name != "aligned-captions":  # a caption has no probability
@@ -50,3 +53,16 @@ def test_models_are_copied_without_checkpoints_and_maps(tmp_path: Path) -> None:
     run = tmp_path / "copies" / "self-supervised"
     assert sorted(path.name for path in run.iterdir() if path.is_dir()) == ["gallery", "model"]
     assert all(sample.cells is None for sample in load_gallery(run / "gallery"))
+
+
+def test_look_takes_a_sample_of_a_run_by_its_id(tmp_path: Path) -> None:
+    run = small_models.find_small_model("overt:hard-attention")
+    first, other = load_gallery(run / "gallery")[:2]
+    drawn = {
+        chosen: look.look(str(run), given, tmp_path / "look.html", look.ViewOptions()).panels
+        for chosen, given in (("none", []), ("first", [first.id]), ("other", [other.id]))
+    }
+    maps = {name: panels[0].attention.weights for name, panels in drawn.items()}
+    assert maps["none"].equal(maps["first"]) and not maps["first"].equal(maps["other"])
+    with pytest.raises(UserError, match="image"):
+        look.look(str(run), ["no such sample"], tmp_path / "look.html", look.ViewOptions())
