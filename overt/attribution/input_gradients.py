@@ -207,7 +207,10 @@ def _gradients(varied: VariedInput, chunk: int | None) -> Float[Tensor, "b ..."]
 def _norm(
     varied: VariedInput, values: Float[Tensor, "b ..."], order: float
 ) -> Float[Tensor, "b k"]:
-    norms: Tensor = torch.linalg.vector_norm(varied.channels(values), ord=order, dim=1)
+    channels = varied.channels(values)
+    if math.isinf(order) and order > 0:
+        return channels.abs().amax(dim=1)  # several times faster than `vector_norm` of an axis
+    norms: Tensor = torch.linalg.vector_norm(channels, ord=order, dim=1)
     return norms
 
 

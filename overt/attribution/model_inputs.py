@@ -197,12 +197,11 @@ def vary_input(
 
         def embed(tokens: Tensor) -> Tensor:
             shown = tokens.to(whole.device).broadcast_to(whole.shape)
-            with _Output(layer) as recorded:
-                run(torch.arange(len(whole), device=whole.device), shown)
-            return recorded.only()
+            everything = torch.arange(len(whole), device=whole.device)
+            return _first_output(layer, lambda: run(everything, shown))
 
         def call(values: Tensor, rows: Tensor) -> Any:
-            with _Output(layer, values):
+            with _ReplacedOutput(layer, values):
                 return run(rows)
 
         values, present = embed(whole), given.get(MASK)
@@ -210,37 +209,62 @@ def vary_input(
         yield VariedInput(values, call, target, _layout(values, geometry), present, embed)
 
 
-class _Output:
-    """Record the output of a layer that runs once, or replace it."""
+class _FoundError(Exception):
+    """Stops a model whose remaining layers are not needed."""
 
-    def __init__(self, layer: nn.Module, values: Tensor | None = None) -> None:
-        self.layer, self.values = layer, values
-        self.found: list[Tensor] = []
 
-    def __enter__(self) -> "_Output":
+def _first_output(layer: nn.Module, run: Callable[[], Any]) -> Tensor:
+    """Run a model up to a layer and return the embeddings of the layer."""
+    found: list[Tensor] = []
+
+    def stop(module: nn.Module, given: Any, output: Any) -> None:
+        found.append(_embeddings(layer, output))
+        raise _FoundError
+
+    handle = layer.register_forward_hook(stop)
+    try:
+        run()
+    except _FoundError:
+        return found[0]
+    finally:
+        handle.remove()
+    raise ValueError(_times(layer, 0))
+
+
+class _ReplacedOutput:
+    """Replace the output of a layer that runs once."""
+
+    def __init__(self, layer: nn.Module, values: Tensor) -> None:
+        self.layer, self.values, self.times = layer, values, 0
+
+    def __enter__(self) -> None:
         self.handle = self.layer.register_forward_hook(self._hook)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.handle.remove()
+        if kind is None and self.times != 1:
+            raise ValueError(_times(self.layer, self.times))
 
-    def _hook(self, module: nn.Module, given: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor) or output.ndim != 3:
-            raise ValueError(
-                f"the layer {type(self.layer).__name__} must return embeddings (b, n, d); give "
-                "another layer as embedding="
-            )
-        self.found.append(output)
+    def _hook(self, module: nn.Module, given: Any, output: Any) -> Tensor:
+        _embeddings(self.layer, output)
+        self.times += 1
         return self.values
 
-    def only(self) -> Tensor:
-        """Return the output of the only run."""
-        if len(self.found) != 1:
-            raise ValueError(
-                f"the embedding {type(self.layer).__name__} ran {len(self.found)} times in one "
-                "pass; give a layer that runs once as embedding="
-            )
-        return self.found[0]
+
+def _embeddings(layer: nn.Module, output: Any) -> Tensor:
+    if not isinstance(output, Tensor) or output.ndim != 3:
+        raise ValueError(
+            f"the layer {type(layer).__name__} must return embeddings (b, n, d); give another "
+            "layer as embedding="
+        )
+    return output
+
+
+def _times(layer: nn.Module, times: int) -> str:
+    return (
+        f"the embedding {type(layer).__name__} ran {times} times in one pass; give a layer that "
+        "runs once as embedding="
+    )
 
 
 def precise(values: Tensor) -> torch.dtype:

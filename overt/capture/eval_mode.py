@@ -23,12 +23,14 @@ def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
     before = [(part, part.training) for part in model.modules()]
     try:
         # Not `train()`, which a class may override and which sets all children.
-        for part, _ in before:
-            part.training = False
+        for part, training in before:
+            if training:
+                part.training = False
         yield model
     finally:
         for part, training in before:
-            part.training = training
+            if part.training is not training:  # assigning an attribute of a module is slow
+                part.training = training
 
 
 @contextmanager

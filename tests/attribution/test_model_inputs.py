@@ -189,7 +189,14 @@ def test_unclear_inputs_raise(net: Net, text: Words, images: Tensor) -> None:
     twice = nn.Sequential(text.embed, nn.Flatten(), nn.Linear(30, 2))
     twice.forward = lambda x: twice[2](twice[1](twice[0](x) + twice[0](x)))  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="2 times"):
-        run(twice, TOKENS)
+        input_gradient(twice, TOKENS, 0)
+
+
+def test_later_layers_do_not_run_to_embed_words(text: Words) -> None:
+    calls: list[int] = []
+    text.head.register_forward_hook(lambda *_: calls.append(1))
+    input_gradient(text, BATCH, 1)
+    assert len(calls) == 1
 
 
 def test_an_empty_batch_raises(net: Net, images: Tensor) -> None:
