@@ -35,10 +35,10 @@ METHODS = {
     "vargrad": "variance of the gradient under noise",
     "ig": "integrated gradients from zero",
     "deeplift": "DeepLift, rescale rule, from zero",
-    "occlusion": "fall of the score without each cell or word",
+    "occlusion": "fall of the score without each cell, word or region",
     "rise": "mean score of randomly masked images",
-    "shap": "Shapley values of cells or words (KernelSHAP)",
-    "lime": "weights of a local linear model of cells or words",
+    "shap": "Shapley values of cells, words or regions (KernelSHAP)",
+    "lime": "weights of a local linear model of cells, words or regions",
 }
 OF_ATTENTION = ("values", "rollout", "relevance")
 OF_LAYER = ("gradcam", "gradcam++", "hirescam", "layercam")
@@ -114,6 +114,10 @@ class MethodMap:
             if self.method in OF_LAYER or self.method == "rise":
                 raise ValueError(f"{self.method} is for images, not for text")
             return _word_map(self, function, input_embedding(self.model))
+        if function.reads_regions:
+            if self.method in OF_LAYER or self.method == "rise":
+                raise ValueError(f"{self.method} is for pixels, and the model reads regions")
+            return _region_map(self, function)
         if batch.images is None:
             raise ValueError(f"{self.method} needs images, and the samples have none")
         if self.method in OF_LAYER:
@@ -160,13 +164,14 @@ class _BatchFunction:
         return _BatchFunction(self.model, self.batch.select(torch.tensor([row])))
 
     def module(self) -> "nn.Module":
-        """Return a module of pixels or tokens, and of the sample of each row.
+        """Return a module of pixels, tokens or regions, and of the sample of each row.
 
         Pixels are those that the first convolution reads, after any normalization.
         """
         from torch import nn
 
-        whole, layer = self, self.first_convolution
+        whole = self
+        layer: Any = None if self.reads_regions else self.first_convolution
 
         class Rows(nn.Module):
             """The model of some samples, with other pixels or tokens."""
@@ -181,11 +186,14 @@ class _BatchFunction:
                 rows: Any = None,
                 input_ids: Any = None,
                 attention_mask: Any = None,
+                features: Any = None,
             ) -> Any:
                 batch = whole.batch if rows is None else whole.batch.select(rows.cpu())
                 batch = batch.with_own_images()
                 if input_ids is not None:
                     return whole.predict(replace(batch, tokens=input_ids))
+                if features is not None:
+                    return whole.predict(replace(batch, features=features))
                 handle = layer.register_forward_pre_hook(lambda one, given: (pixels, *given[1:]))
                 try:
                     return whole.predict(batch)
@@ -193,6 +201,14 @@ class _BatchFunction:
                     handle.remove()
 
         return Rows()
+
+    @cached_property
+    def reads_regions(self) -> bool:
+        """Whether the image is given as features of regions: there is no convolution."""
+        from torch import nn
+
+        layers = [one for one in self.model.modules() if isinstance(one, nn.Conv2d)]
+        return self.batch.features is not None and not layers
 
     @cached_property
     def pixels(self) -> "Tensor":
@@ -346,6 +362,25 @@ def _pixel_map(source: MethodMap, function: _BatchFunction) -> "AttentionMap":
     return resample_to_grid(found, cells)
 
 
+def _region_map(source: MethodMap, function: _BatchFunction) -> "AttentionMap":
+    """Compute a map over the regions of an image, whose features are the input."""
+    import torch
+
+    from overt.attention import regions
+
+    batch, features = function.batch, function.batch.features
+    assert features is not None
+    rows = torch.arange(len(batch), device=features.device)
+    found = _run(source, function, {"features": features, "rows": rows}, None)
+    there = batch.region_mask
+    own = [one.keys for one in function.output.attention if len(one.keys) == len(found.keys)]
+    keys = own[-1] if own else regions(len(found.keys))
+    if there is None:
+        return replace(found, keys=keys)
+    values = found.values * there[:, None, None, None]  # absent regions have no features
+    return replace(found, values=values, keys=keys, mask=there[:, None])
+
+
 def _word_map(source: MethodMap, function: _BatchFunction, embedding: Any) -> "AttentionMap":
     """Compute a map over the words of a text, without special tokens."""
     import torch
@@ -373,7 +408,7 @@ def _run(
     cells: tuple[int, int] | None,
     embedding: Any = None,
 ) -> "AttentionMap":
-    """Run a method on pixels or words."""
+    """Run a method on pixels, words or regions."""
     import torch
 
     from overt import attribution
@@ -409,8 +444,12 @@ def _run(
         seed = derive_seed(source.seed, method, *function.batch.ids) % 2**63
         more["generator"] = torch.Generator().manual_seed(seed)
     if method in ("shap", "lime") and cells is None:
-        there = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
-        more["samples"] = max(512, 4 * int(there.sum(dim=1).max()))  # whatever the padding is
+        if "features" in inputs:
+            parts = inputs["features"].shape[1]
+        else:
+            there = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+            parts = int(there.sum(dim=1).max())
+        more["samples"] = max(512, 4 * parts)  # whatever the padding is
     found: AttributionMap = calls[method](model, inputs, classes, **more)
     # The guarantees hold for these cells only.
     return AttentionMap(found.values, found.keys, found.queries, found.mask, found.kind)

@@ -30,6 +30,7 @@ from overt.inspect.measure import (
     without_attention,
 )
 from overt.nn import wrap
+from overt.nn.output import Output
 from tests.inspect.test_measure import photos, shelf  # noqa: F401
 
 CELL = 5  # of 4 x 4
@@ -216,6 +217,38 @@ def test_grad_cam_of_a_vit_is_of_the_block_before_the_last() -> None:
         layout=words(1, "class") + grid(4, 4),
     )  # fmt: skip
     torch.testing.assert_close(found.values, expected.values)
+
+
+class RegionReader(nn.Module):
+    """Answer by the first feature of the second region, without convolutions."""
+
+    def forward(self, batch: Batch) -> Output:
+        assert batch.features is not None
+        score = batch.features[:, 1, 0] * 4
+        return Output(torch.stack([score, torch.zeros_like(score)], dim=1))
+
+
+REGIONS = [name for name in PIXELS if name not in OF_LAYER and name != "rise"]
+
+
+@pytest.mark.parametrize("method", REGIONS)
+def test_every_method_of_regions_finds_the_deciding_region(method: str) -> None:
+    there = torch.tensor([[True, True, True], [True, True, False]])
+    features = (torch.rand(2, 3, 4) + 0.5) * there[..., None]
+    features[:, 1, 0] += torch.tensor([0.5, 1.0])
+    batch = Batch(("a", "b"), features=features, region_mask=there)
+    found = MethodMap(method, RegionReader(), "image")(batch).check()
+    assert found.keys.spans[0].name == "regions"
+    assert found.visible[1, 0].tolist() == [True, True, False] and not found.values[1, ..., 2].any()
+    if method != "vargrad":  # the gradient is the same everywhere
+        assert found.values[:, 0, 0, 0].argmax(dim=-1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("method", ["gradcam", "rise"])
+def test_methods_of_pixels_do_not_apply_to_regions(method: str) -> None:
+    batch = Batch(("a",), features=torch.rand(1, 3, 4))
+    with pytest.raises(ValueError, match="regions"):
+        MethodMap(method, RegionReader(), "image")(batch)
 
 
 def test_methods_that_do_not_apply_raise(cnn: nn.Module) -> None:
