@@ -1,6 +1,7 @@
 """Archived results: provenance of each run, and descriptions in results/README.md."""
 
 import importlib
+import importlib.util
 import json
 import math
 import re
@@ -16,7 +17,9 @@ import pytest
 import torch
 
 from overt import metrics
+from overt.inspect.benchmark import MEASURES
 from overt.inspect.map_methods import METHODS
+from overt.papers.catalog import recipes
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAPERS = ROOT / "results", ROOT / "overt" / "papers"
@@ -667,3 +670,66 @@ def test_the_share_of_pairs_that_differ(benchmark_scenes: ModuleType) -> None:
     standings = [SimpleNamespace(first=first) for first in (1, 1, 3, 3)]  # two beat two: 4 of 6
     result = SimpleNamespace(standings=lambda key: standings)
     assert benchmark_scenes.decided_share(result, "spearman") == pytest.approx(4 / 6)
+
+
+# --- the benchmark over seeds: results/benchmark_models.py and benchmark_run.py
+
+
+@pytest.fixture(scope="module")
+def benchmark_run() -> ModuleType:
+    return import_script("benchmark_run")
+
+
+def test_every_model_of_the_benchmark_has_a_function_per_seed(benchmark_run: ModuleType) -> None:
+    pairs = benchmark_run.chosen_pairs([one.name for one in benchmark_run.MODELS], 5)
+    assert len(pairs) == 26 and [seed for _, seed, _ in pairs] == sorted(s for _, s, _ in pairs)
+    assert len({pair.folder for *_, pair in pairs}) == 26
+    for model, _, pair in pairs:
+        if model.data is None:
+            assert model.function in recipes()
+            continue
+        for word in (pair.model, pair.data):
+            path, _, name = word.rpartition(":")
+            assert Path(path) == RESULTS / "benchmark_models.py"
+            assert callable(getattr(benchmark_run.models, name))
+    assert set(benchmark_run.MEASURES) <= set(MEASURES)
+
+
+def test_a_trained_model_is_loaded_the_second_time(
+    benchmark_run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, learned = benchmark_run.models, []
+    monkeypatch.setattr(models, "FOLDER", tmp_path)
+
+    def learn(model: torch.nn.Module) -> None:
+        learned.append(model)
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+
+    first, second = (models.trained("net", 3, lambda: torch.nn.Linear(2, 2), learn) for _ in "ab")
+    assert len(learned) == 1 and torch.equal(first.weight, second.weight)
+    assert not first.training and (tmp_path / "net-3.safetensors").is_file()
+
+
+@pytest.mark.long
+def test_the_vit_of_the_benchmark_has_a_cell_per_patch(benchmark_run: ModuleType) -> None:
+    models = benchmark_run.models
+    batch = models.scenes("val", 2).batch([0, 1])
+    out = models.make_vit().eval()(batch)
+    assert out.prediction.shape == (2, 6)
+    assert out.attention[-1].keys.find("image").shape == (8, 8)
+
+
+@pytest.mark.long
+def test_deciding_words_are_the_size_and_the_shape(benchmark_run: ModuleType) -> None:
+    models = benchmark_run.models
+    if importlib.util.find_spec(models.PACKAGE) is None:
+        pytest.skip(f"{models.PACKAGE} is not installed")
+    batch = models.large_things("val", 12).batch(range(12))
+    for row, text in enumerate(batch.text.texts):
+        marked = batch.target.weights[row, 0, 0, 0] > 0
+        ids = batch.tokens[row, marked]
+        found = models.LargeThings("val", 1, 1).reader.tokenizer.decode(ids)
+        shape = models.SHAPES[int(batch.labels[row])]
+        assert found.replace(" ", "") == f"large{shape}", text
+        assert text.count("large") == 1 and text.count("small") == 1
