@@ -38,7 +38,9 @@ def next_token_cross_entropy(
         The loss, one row per token of the mask.
 
     Raises:
-        ValueError: Tokens or mask do not have the shape of the logits.
+        ValueError: Tokens or mask do not have the shape of the logits, the mask is not boolean,
+            `smoothing` is not from 0 to 1, or, checked on the CPU only, a token of the mask is not
+            in the vocabulary.
 
     Example:
         >>> tokens, mask = torch.tensor([[1, 2, 0]]), torch.tensor([[True, True, False]])
@@ -52,10 +54,24 @@ def next_token_cross_entropy(
                 f"{tuple(one.shape)}: the logits of a position are for the next token, such as "
                 "tokens[:, 1:]"
             )
+    if mask.dtype is not torch.bool:
+        raise ValueError(f"mask must be boolean, got {mask.dtype}: use mask.bool()")
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"smoothing must be from 0 to 1, got {smoothing}")
+    # padding may be any number
+    known = tokens.where(mask, 0)
+    # on a GPU this would synchronize
+    if known.device.type == "cpu" and known.numel():
+        low, high = int(known.min()), int(known.max())
+        if low < 0 or high >= logits.shape[-1]:
+            raise ValueError(
+                f"tokens must be from 0 to {logits.shape[-1] - 1}, got "
+                f"{low if low < 0 else high}: exclude padding with the mask"
+            )
     # flat, so that the vocabulary axis is last and contiguous
     losses = torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1),
-        tokens.flatten(),
+        known.flatten(),
         reduction="none",
         label_smoothing=smoothing,
     )

@@ -13,7 +13,8 @@ separately, and the mean is taken over those with a target. Masked keys have wei
 sides, and a key that no row sees counts as absent: padding changes nothing.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +112,9 @@ def gaussian_kernel(widths: Sequence[float]) -> Kernel:
     Returns:
         The kernel.
 
+    Raises:
+        ValueError: There is no width, or one that is not positive and finite.
+
     Example:
         >>> from overt import words
         >>> attention = AttentionMap.from_scores(torch.zeros(2, 1, 1, 1, 4), words(4))
@@ -118,6 +122,7 @@ def gaussian_kernel(widths: Sequence[float]) -> Kernel:
         >>> round(float(mmd(attention, target, gaussian_kernel([0.5, 1.0])).mean()), 3)
         0.686
     """
+    widths = _check_positive("widths", widths)
 
     def kernel(
         squared: Float[Tensor, "l h m m"], real: Bool[Tensor, "l h m m"]
@@ -125,6 +130,14 @@ def gaussian_kernel(widths: Sequence[float]) -> Kernel:
         return torch.stack([(-squared / (2 * width**2)).exp() for width in widths]).mean(dim=0)
 
     return kernel
+
+
+def _check_positive(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """Return several positive numbers; with others a kernel is NaN, or the same for all rows."""
+    found = tuple(values) if isinstance(values, Iterable) else ()
+    if not found or not all(0 < value < math.inf for value in found):
+        raise ValueError(f"{name} must be one or more positive numbers, got {values!r}")
+    return found
 
 
 def adaptive_gaussian_kernel(factors: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0)) -> Kernel:
@@ -139,6 +152,9 @@ def adaptive_gaussian_kernel(factors: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.
     Returns:
         The kernel.
 
+    Raises:
+        ValueError: There is no factor, or one that is not positive and finite.
+
     Example:
         >>> from overt import words
         >>> attention = AttentionMap.from_scores(torch.zeros(2, 1, 1, 1, 4), words(4))
@@ -146,6 +162,7 @@ def adaptive_gaussian_kernel(factors: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.
         >>> round(float(mmd(attention, target, adaptive_gaussian_kernel([1.0])).mean()), 3)
         0.732
     """
+    factors = _check_positive("factors", factors)
 
     def kernel(
         squared: Float[Tensor, "l h m m"], real: Bool[Tensor, "l h m m"]

@@ -5,6 +5,7 @@ start and suggests distillation; its code has elastic weight consolidation, whic
 mention. To preserve the attention of the first model, use `kl` with its maps as targets.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -39,15 +40,20 @@ def distillation(
         The loss, one row per sample.
 
     Raises:
-        ValueError: The temperature is not positive.
+        ValueError: The temperature is not positive and finite, or the logits differ in shape.
 
     Example:
         >>> logits = torch.tensor([[1.0, 2.0]])
         >>> distillation(logits, logits).mean()
         tensor(0.)
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
+    if prediction.shape != teacher.shape:
+        raise ValueError(
+            "student and teacher must have logits of the same shape, got "
+            f"{tuple(prediction.shape)} and {tuple(teacher.shape)}"
+        )
     ours = (at_least_float32(prediction) / temperature).log_softmax(dim=-1)
     theirs = (at_least_float32(teacher.detach()) / temperature).log_softmax(dim=-1)
     difference = (theirs.exp() * (theirs - ours)).sum()
@@ -75,6 +81,12 @@ def feature_distillation(
         >>> feature_distillation(states, torch.zeros(1, 2, 3), present).mean()
         tensor(1.)
     """
+    if states.shape != teacher.shape or present.shape != states.shape[:-1]:
+        raise ValueError(
+            "student and teacher must have states of the same shape, and present that of their "
+            f"positions, got {tuple(states.shape)}, {tuple(teacher.shape)} and "
+            f"{tuple(present.shape)}"
+        )
     difference = (
         (at_least_float32(states) - at_least_float32(teacher.detach())).square().mean(dim=-1)
     )

@@ -148,7 +148,7 @@ def binarize_otsu(maps: Float[Tensor, "b y x"]) -> Bool[Tensor, "b y x"]:
     """Mark the pixels above Otsu's threshold.
 
     A map that is constant up to rounding has no threshold and marks every pixel. If it marked none,
-    any other map would beat it.
+    any other map would beat it. A map with an infinite or NaN weight marks none.
 
     Args:
         maps: One map per sample.
@@ -159,7 +159,8 @@ def binarize_otsu(maps: Float[Tensor, "b y x"]) -> Bool[Tensor, "b y x"]:
     maps = maps.double()
     levels = min_max_scale(maps)
     low, high = maps.amin(dim=(-2, -1)), maps.amax(dim=(-2, -1))
-    constant = high - low <= TIE * torch.maximum(high.abs(), low.abs())
+    # an infinite or NaN weight leaves no map to threshold: nothing is marked
+    constant = high.isfinite() & (high - low <= TIE * torch.maximum(high.abs(), low.abs()))
     return (levels > otsu_threshold(levels)[:, None, None]) | constant[:, None, None]
 
 
@@ -176,10 +177,18 @@ def jaccard(found: Bool[Tensor, "b y x"], truth: Bool[Tensor, "b y x"]) -> Sampl
     Returns:
         One index per sample; NaN where the truth is empty.
 
+    Raises:
+        ValueError: The masks are not boolean, or differ in shape.
+
     Example:
         >>> jaccard(torch.tensor([[[True, True, False]]]), torch.tensor([[[False, True, True]]]))
         tensor([0.3333])
     """
+    if found.dtype is not torch.bool or truth.dtype is not torch.bool or found.shape != truth.shape:
+        raise ValueError(
+            f"expected two boolean masks of one shape, got {found.dtype} {tuple(found.shape)} and "
+            f"{truth.dtype} {tuple(truth.shape)}: binarize maps first, as with binarize_otsu"
+        )
     both = (found & truth).flatten(1).sum(dim=-1)
     either = (found | truth).flatten(1).sum(dim=-1)
     return mask_undefined(both / either.clamp_min(1), truth.flatten(1).any(dim=-1))

@@ -260,3 +260,18 @@ def test_gpu_and_cpu_agree(generator):
     painted = combine_levels_on_photos([one.to("cuda") for one in photos])
     assert painted[0].is_cuda
     torch.testing.assert_close(torch.stack(painted).cpu(), combine_levels(levels, (32, 32)))
+
+
+def test_masks_that_are_not_boolean_or_differ_in_shape_raise(monkeypatch):
+    """One mask would broadcast, and whole numbers would be compared bit by bit."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    mask = torch.rand(2, 4, 4) > 0.5
+    for other in (mask[:1], mask[..., :3], mask.long(), mask.float()):
+        with pytest.raises(ValueError, match=r"2, 4, 4.*binarize_otsu"):
+            jaccard(mask, other)
+
+
+def test_a_map_with_an_infinite_or_nan_weight_marks_nothing():
+    maps = torch.rand(3, 4, 4)
+    maps[0, 1, 1], maps[1, 2, 2] = torch.inf, torch.nan
+    assert binarize_otsu(maps).flatten(1).any(dim=1).tolist() == [False, False, True]
