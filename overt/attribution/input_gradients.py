@@ -63,7 +63,7 @@ def input_gradient(
         tensor([1., 2.])
     """
     with vary_input(model, inputs, target, geometry, embedding) as varied:
-        found = _gradients(varied, chunk)
+        found = _gradients(varied, varied.values, chunk)
         return varied.to_map(_norm(varied, found, norm), Kind.AMOUNT)
 
 
@@ -102,7 +102,7 @@ def input_x_gradient(
         tensor([ 3., -6.])
     """
     with vary_input(model, inputs, target, geometry, embedding) as varied:
-        found = _gradients(varied, chunk) * varied.values
+        found = _gradients(varied, varied.values, chunk) * varied.values
         return varied.to_map(varied.channels(found).sum(dim=1))
 
 
@@ -199,8 +199,12 @@ def var_grad(
         return varied.to_map(_norm(varied, variance, norm), Kind.AMOUNT)
 
 
-def _gradients(varied: VariedInput, chunk: int | None) -> Float[Tensor, "b ..."]:
-    parts = [varied.gradient(varied.values[at], at) for _, at in varied.chunks(1, chunk)]
+def _gradients(
+    varied: VariedInput, values: Float[Tensor, "b ..."], chunk: int | None
+) -> Float[Tensor, "b ..."]:
+    if chunk is None:
+        return varied.gradient(values, torch.arange(len(values), device=values.device))
+    parts = [varied.gradient(values[at], at) for _, at in varied.chunks(1, chunk)]
     return torch.cat(parts)
 
 
@@ -233,11 +237,10 @@ def _noisy_moments(
     for number in range(samples):
         # all samples of one draw at a time, so that the noise does not depend on the chunks
         noisy = values + deviation * _draw_noise(varied, generator).to(values)
-        for _, at in varied.chunks(1, chunk):
-            found = varied.gradient(noisy[at], at)
-            away = found - mean[at]
-            mean[at] += away / (number + 1)
-            spread[at] += away * (found - mean[at])
+        found = _gradients(varied, noisy, chunk)
+        away = found - mean
+        mean.add_(away, alpha=1 / (number + 1))
+        spread.addcmul_(away, found - mean)
     return mean, spread / samples
 
 

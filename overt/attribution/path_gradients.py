@@ -75,18 +75,21 @@ def integrated_gradients(
         change = varied.score_in_chunks(varied.values, chunk)
         change = change - varied.score_in_chunks(start, chunk)
         way = varied.values - start
-        points, shares = (
-            torch.from_numpy(one).to(varied.values.device)
-            for one in np.polynomial.legendre.leggauss(steps)
-        )
+        points, shares = np.polynomial.legendre.leggauss(steps)  # for -1 to 1, of the sum 2
+        points, shares = 0.5 + 0.5 * points, 0.5 * shares
         total = torch.zeros_like(way, dtype=precise(way))
-        for step, at in varied.chunks(steps, chunk):
-            # the points are given for -1 to 1
-            place = _over_values(0.5 + 0.5 * points[step], varied).to(way)
-            found = varied.gradient(torch.addcmul(start[at], place, way[at]), at)
-            # the weights add up to 2; a gradient may be expanded and so cannot be changed in place
-            weight = _over_values(0.5 * shares[step], varied).to(found)
-            total.index_add_(0, at, found * weight)
+        if chunk is None:  # whole batches need no index
+            everything = torch.arange(len(way), device=way.device)
+            for point, share in zip(points.tolist(), shares.tolist(), strict=True):
+                found = varied.gradient(torch.add(start, way, alpha=point), everything)
+                total.add_(found, alpha=share)
+        else:
+            places, weights = (torch.from_numpy(one).to(way.device) for one in (points, shares))
+            for step, at in varied.chunks(steps, chunk):
+                place = _over_values(places[step], varied).to(way)
+                found = varied.gradient(torch.addcmul(start[at], place, way[at]), at)
+                # a gradient may be expanded and so cannot be changed in place
+                total.index_add_(0, at, found * _over_values(weights[step], varied).to(found))
         total.mul_(way)
         return varied.to_map(varied.channels(total).sum(dim=1), change=change)
 
