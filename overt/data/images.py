@@ -8,7 +8,9 @@ canvas would take 14 GB.
 """
 
 import io
+import os
 import re
+import stat
 import warnings
 from collections.abc import Callable, Sequence
 from errno import EIO, EMFILE, ENFILE, ENOMEM
@@ -20,11 +22,13 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from overt import system
 from overt.errors import CorruptFileError, RunError, UserError, missing_resource
 from overt.geometry import PixelGeometry
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 50_000_000
+MAX_BYTES = 2**29  # of a file: more than 50 million pixels of 16 bits take
 MAX_RATIO = 100  # longer to shorter side: processors enlarge until the shorter side fits
 MAX_RESIZED = 2**24  # pixels of an intermediate image that is larger than its canvas
 GREY = 127  # padding around a photo that does not fill the canvas
@@ -52,8 +56,8 @@ def open_image(
         The pixels (height, width, 3) and the size (height, width).
 
     Raises:
-        UserError: The file is missing, has another format, too many pixels or too extreme an aspect
-            ratio; this is checked before decoding.
+        UserError: The file is missing, is not a regular file, is too large, has another format, too
+            many pixels or too extreme an aspect ratio; this is checked before decoding.
         CorruptFileError: The file is empty, broken or truncated.
 
     Example:
@@ -205,7 +209,17 @@ def _read(source: Path | str | bytes) -> tuple[str, bytes]:
     if isinstance(source, bytes):
         return f"The image of {len(source)} bytes", source
     try:
-        return str(source), Path(source).read_bytes()
+        # A pipe would block for ever, and a device has no end.
+        with open(source, "rb", opener=system.open_nonblocking) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                kind = "a folder" if stat.S_ISDIR(about.st_mode) else "not a regular file"
+                raise UserError(f"{source} is {kind}: give a JPEG, PNG or WEBP file.")
+            if about.st_size > MAX_BYTES:
+                raise UserError(
+                    f"{source} has {about.st_size} bytes: images of at most {MAX_BYTES} are read."
+                )
+            return str(source), file.read(MAX_BYTES)
     except (OSError, ValueError) as problem:
         if isinstance(problem, OSError) and problem.errno in (ENOMEM, EMFILE, ENFILE, EIO):
             raise RunError(f"{source} could not be read: {problem.strerror}.") from problem

@@ -278,7 +278,7 @@ def file_errors(path: Path | None) -> Iterator[None]:
         yield
     except (UserError, CorruptFileError, RunError, RunInterrupted, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that exits would look like a success
         line = None if path is None else _line_in_file(error, path)
         if line is None or os.environ.get("OVERT_TRACEBACK"):
             raise
@@ -289,7 +289,7 @@ def file_errors(path: Path | None) -> Iterator[None]:
         ) from error
 
 
-def _line_in_file(error: Exception, path: Path) -> int | None:
+def _line_in_file(error: BaseException, path: Path) -> int | None:
     """Return the innermost line of a file that an exception passed through, or None."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno

@@ -145,7 +145,7 @@ def run(
         except (RunInterrupted, KeyboardInterrupt):
             _write_status(out, results, "stopped", ranks.is_main)
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             results["reason"] = " ".join(str(error).split()) or type(error).__name__
             _write_status(out, results, "failed", ranks.is_main)
             raise

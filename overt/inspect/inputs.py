@@ -120,7 +120,10 @@ def model_errors(name: str) -> Iterator[None]:
     except Exception as error:
         kind, line = type(error).__name__, first_line(error)
         message = f"{kind}: {line}" if line else kind
-        raise RunError(f"{name} failed on this input ({message[:300]}).") from error
+        # contextlib takes a RuntimeError with this cause for the one that Python makes of a
+        # StopIteration in a generator, and raises the StopIteration again.
+        cause = None if isinstance(error, StopIteration) else error
+        raise RunError(f"{name} failed on this input ({message[:300]}).") from cause
 
 
 def first_line(error: BaseException) -> str:
@@ -466,11 +469,18 @@ def _prompt(loaded: LoadedModel, text: str) -> str:
     token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     if token is None:
         return text
-    if getattr(loaded.processor, "chat_template", None):
-        turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}
-        return str(loaded.processor.apply_chat_template([turn], add_generation_prompt=True))
     sign = getattr(loaded.processor, "image_token", None)
     sign = sign or loaded.tokenizer.convert_ids_to_tokens(int(token))
+    template = getattr(loaded.processor, "chat_template", None)
+    # A template adds the mark itself.
+    if isinstance(sign, str) and text.count(sign) > (0 if template else 1):
+        raise UserError(
+            f"The text contains {sign!r} {text.count(sign)} times, which stands for an image: "
+            "leave it out; it is added for the one image that is given."
+        )
+    if template:
+        turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}
+        return str(loaded.processor.apply_chat_template([turn], add_generation_prompt=True))
     return text if sign in text else f"{sign}\n{text}"
 
 
@@ -480,9 +490,10 @@ def _encode(loaded: LoadedModel, text: str | list[str], photo: Any) -> Mapping[s
         if loaded.tokenizer is not None:
             _check_tokens(loaded, text)
         padding = "max_length" if _always_pads(loaded) else isinstance(text, list)
-        encoded = loaded.processor(
-            images=_pil_image(photo), text=text, return_tensors="pt", padding=padding
-        )
+        with model_errors(f"the processor of {loaded.name}"):
+            encoded = loaded.processor(
+                images=_pil_image(photo), text=text, return_tensors="pt", padding=padding
+            )
         return _to_device(loaded, encoded)
     encoded = dict(_tokenized(loaded, text))
     encoded.update(loaded.image_processor(images=_pil_image(photo), return_tensors="pt"))

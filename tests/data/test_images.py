@@ -277,6 +277,18 @@ def test_missing_files_folders_and_empty_files_raise(tmp_path):
         open_image(b"")
 
 
+def test_pipes_devices_and_large_files_raise_before_they_are_read(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "endless.png").symlink_to("/dev/zero")
+    for name in ("pipe.png", "endless.png"):
+        with pytest.raises(UserError, match="not a regular file"):
+            open_image(tmp_path / name)
+    monkeypatch.setattr(images, "MAX_BYTES", 100)
+    (tmp_path / "large.png").write_bytes(bytes(101))
+    with pytest.raises(UserError, match="101 bytes: images of at most 100"):
+        open_image(tmp_path / "large.png")
+
+
 @pytest.mark.parametrize("resize", [stretch, crop, fit])
 @settings(max_examples=40)
 @given(st.tuples(SIDES, SIDES), st.tuples(SIDES, SIDES))
@@ -417,6 +429,6 @@ def test_system_errors_raise_run_error(
         patch.setattr(Image.Image, "load", fail)
         with pytest.raises(RunError, match=r"a\.png.*decoded"):
             open_image(path)
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(images.system, "open_nonblocking", fail)
     with pytest.raises(RunError, match=r"a\.png.*read"):
         open_image(path)

@@ -160,6 +160,25 @@ def test_a_chat_model_gets_the_image_before_the_text(shelf: foreign.Shelf) -> No
     assert prepared.text == "USER: <image>what is this ASSISTANT:"
 
 
+def test_a_text_with_the_mark_of_an_image_raises(shelf: foreign.Shelf) -> None:
+    loaded = load_model(shelf["llava"])
+    for text in ("<image> what", "what <image>"):  # as prompts are written elsewhere
+        prepared = prepare_call(loaded, ModelInput(text, PHOTO))
+        assert int((prepared.inputs["input_ids"] == 4).sum()) == 16
+    with pytest.raises(UserError, match="'<image>' 2 times"):
+        prepare_call(loaded, ModelInput("<image> <image> what", PHOTO))
+    loaded.processor.chat_template = "{{ messages }}"
+    with pytest.raises(UserError, match="leave it out"):
+        prepare_call(loaded, ModelInput("<image> what", PHOTO))
+
+
+def test_an_error_of_a_processor_is_one_line(shelf: foreign.Shelf) -> None:
+    loaded = load_model(shelf["llava"])
+    loaded.processor.chat_template = "<image> <image>"  # more marks than images
+    with pytest.raises(RunError, match="processor of .*failed on this input"):
+        prepare_call(loaded, ModelInput("what", PHOTO))
+
+
 def test_timm_models_take_an_image_only() -> None:
     shapes: list[Any] = []
 
