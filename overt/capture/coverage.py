@@ -208,7 +208,10 @@ def _no_attention(kind: str, called: bool, expected: list[str]) -> str:
         )
     return (
         f"{kind} has no attention: no module has a name like it, and no softmax was multiplied "
-        "with values. If one of its modules attends by other operations, name it: layers=[...]. "
+        "with values by a matrix product. If a module pools by `(weights * values).sum(1)` or "
+        "attends by other operations, name it: layers=[...], or layers=[''] for the forward of "
+        f"{kind} itself. A model that cannot be captured needs `encode` and `decide` for masks and "
+        "searches (docs/extending.md, A model). "
         "For convolutional networks use class_activation, grad_cam or rise of overt.attribution."
     )
 

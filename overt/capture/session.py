@@ -94,7 +94,9 @@ class watch:
         layers: Attention modules to capture, by name or by index in `attention_modules(model)`. A
             named module without attention modules inside is taken as attention itself.
         heads: Heads to keep.
-        layout: Meaning of the positions, for both axes or as a pair (queries, keys).
+        layout: Meaning of the positions, for both axes or as a pair (queries, keys):
+            `overt.layout_of(model, inputs)` for a model of Hugging Face, or by hand, such as
+            `overt.words(1, "class") + overt.grid(14, 14, geometry=geometry)`.
         edit: `edit(call, weights)` returns the weights to use instead, which materializes them.
             `Bias(make)` adds to the scores and keeps fused kernels.
         each: Called with each `Call` when it is made. The calls are not stored; what `each` returns

@@ -103,12 +103,16 @@ def stretch(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
     Returns:
         The canvas, and the geometry that leads back to the photo.
 
+    Raises:
+        TypeError: The photo is not such an array, or the size is not a pair.
+
     Example:
         >>> photo = np.zeros((40, 80, 3), dtype=np.uint8)
         >>> canvas, geometry = stretch(photo, (32, 32))
         >>> canvas.shape
         (32, 32, 3)
     """
+    _check_photo(image, size)
     before = PixelGeometry.identity(1, (image.shape[0], image.shape[1]))
     return _resize(image, size), before.resize(size)
 
@@ -123,12 +127,16 @@ def crop(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
     Returns:
         The canvas, and the geometry that leads back to the photo.
 
+    Raises:
+        TypeError: The photo is not such an array, or the size is not a pair.
+
     Example:
         >>> photo = np.zeros((40, 80, 3), dtype=np.uint8)
         >>> canvas, geometry = crop(photo, (32, 32))
         >>> canvas.shape
         (32, 32, 3)
     """
+    _check_photo(image, size)
     height, width = image.shape[:2]
     scale = max(size[0] / height, size[1] / width)
     whole = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
@@ -149,12 +157,16 @@ def fit(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
     Returns:
         The canvas, and the geometry that leads back to the photo.
 
+    Raises:
+        TypeError: The photo is not such an array, or the size is not a pair.
+
     Example:
         >>> photo = np.zeros((40, 80, 3), dtype=np.uint8)
         >>> canvas, geometry = fit(photo, (32, 32))
         >>> canvas.shape
         (32, 32, 3)
     """
+    _check_photo(image, size)
     height, width = image.shape[:2]
     scale = min(size[0] / height, size[1] / width)
     whole = tuple(
@@ -166,6 +178,19 @@ def fit(image: Photo, size: Size) -> tuple[Photo, PixelGeometry]:
     canvas = np.full((*size, 3), GREY, dtype=np.uint8)
     canvas[top : top + whole[0], left : left + whole[1]] = resized
     return canvas, geometry.pad(top, left, size[0] - whole[0] - top, size[1] - whole[1] - left)
+
+
+def _check_photo(image: Any, size: Any) -> None:
+    """Raise unless these are a photo and a size; Pillow's own errors name neither."""
+    if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,)):
+        found = getattr(image, "shape", None)
+        about = type(image).__name__ if found is None else f"{tuple(found)} of {image.dtype}"
+        raise TypeError(
+            f"expected a photo as a uint8 array (height, width, 3), got {about}: "
+            "overt.data.images.open_image(path) reads one"
+        )
+    if not (isinstance(size, tuple | list) and len(size) == 2):
+        raise TypeError(f"size must be (height, width), got {size!r}")
 
 
 def prepare_image(

@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
 from overt import io
-from overt.attention import AttentionMap, Kind
+from overt.attention import AttentionMap, Kind, Layout
 from overt.errors import require_package
 from overt.geometry import PixelGeometry
 from overt.viz.panel import (
@@ -144,13 +144,21 @@ def image_cells(
     spans = grid_spans(attention.keys)
     if len(spans) != 1:
         raise ValueError(
-            f"expected one image among the keys, got {len(spans)} in {attention.keys!r}: name it "
-            "with watch(model, layout=...), or choose one with attention.block(query, key); a map "
-            "of text is saved without a photo"
+            f"expected one image among the keys, got {len(spans)} in {attention.keys!r}: "
+            f"{_image_remedy(attention.keys, len(spans))}; a map of text is saved without a photo"
         )
     shown = make_panel(attention)
     weights = weight_row(shown, choose(shown, layer, head, query))
     return grid_weights(spans[0], weights), pixel_geometry(spans[0])
+
+
+def _image_remedy(keys: Layout, count: int) -> str:
+    if count:
+        return "choose one with attention.block(query, key)"
+    return (
+        "name the cells with watch(model, layout=overt.layout_of(model, inputs)) for a model of "
+        'Hugging Face, or layout=overt.words(1, "class") + overt.grid(rows, columns, geometry=...)'
+    )
 
 
 def spotlight(
@@ -340,14 +348,23 @@ def as_photo(image: UInt8[np.ndarray, "y x 3"] | Image.Image) -> UInt8[np.ndarra
     """
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
-    if not isinstance(image, np.ndarray):
-        found = f"a {type(image).__name__}"
-    elif image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        found = f"{image.shape} of {image.dtype}"
-    else:
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,):
         return image
+    if isinstance(image, str | Path):
+        found, remedy = f"the path {image}", "open it with PIL.Image.open"
+    elif isinstance(image, np.ndarray):
+        found = f"{image.shape} of {image.dtype}"
+        grey = "use PIL.Image.fromarray(photo)"
+        scaled = "convert numbers from 0 to 1 by (255 * photo).astype(np.uint8)"
+        remedy = grey if image.dtype == np.uint8 else scaled
+    elif isinstance(image, torch.Tensor):
+        found = f"a Tensor {tuple(image.shape)}"
+        remedy = "convert (3, y, x) from 0 to 1 by (255 * image).byte().permute(1, 2, 0).numpy()"
+    else:
+        found, remedy = f"a {type(image).__name__}", "open a file with PIL.Image.open"
     raise ValueError(
-        f"expected a photo as a uint8 array (height, width, 3) or a PIL image, got {found}"
+        "expected a photo as a uint8 array (height, width, 3) or a PIL image, got "
+        f"{found}: {remedy}"
     )
 
 
@@ -365,12 +382,31 @@ def place_photo(
     geometry: PixelGeometry | None,
     style: OverlayStyle,
 ) -> tuple[UInt8[np.ndarray, "Y X 3"], PixelGeometry]:
-    """Enlarge a photo for drawing, and return its geometry at that size."""
+    """Enlarge a photo for drawing, and return its geometry at that size.
+
+    Raises:
+        ValueError: if the geometry is that of a photo with another aspect ratio.
+    """
     image = as_photo(image)
+    own = geometry or PixelGeometry.identity(1, image.shape[:2])
+    check_aspect_ratio(image, own)
     photo = enlarge_photo(image, style.side)
     height, width = photo.shape[:2]
-    own = geometry or PixelGeometry.identity(1, image.shape[:2])
     return photo, resize_geometry(own, (height, width))
+
+
+def check_aspect_ratio(image: UInt8[np.ndarray, "y x 3"], geometry: PixelGeometry) -> None:
+    """Raise unless the geometry is that of this photo, at any size.
+
+    Such as a cropped photo with the geometry of the whole one: the heat would be elsewhere.
+    """
+    (height, width), (rows, columns) = image.shape[:2], geometry.size[0].tolist()
+    if abs(height * columns - width * rows) > max(rows, columns):  # a thumbnail rounds its sides
+        raise ValueError(
+            f"the photo has {height} x {width} pixels, but the map is of a photo of {rows} x "
+            f"{columns} pixels: pass the photo before it was resized and cropped, or a map whose "
+            "geometry is that of the photo"
+        )
 
 
 def resize_geometry(geometry: PixelGeometry, size: tuple[int, int]) -> PixelGeometry:

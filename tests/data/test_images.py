@@ -1,4 +1,5 @@
 import errno
+import inspect
 import io
 import os
 import random
@@ -432,3 +433,15 @@ def test_system_errors_raise_run_error(
     monkeypatch.setattr(images.system, "open_nonblocking", fail)
     with pytest.raises(RunError, match=r"a\.png.*read"):
         open_image(path)
+
+
+@pytest.mark.parametrize("resize", [images.crop, images.fit, images.stretch])
+def test_photos_and_sizes_of_another_kind_raise(resize: Any) -> None:
+    unchecked = inspect.unwrap(resize)  # without the type checks of the test suite
+    photo = np.zeros((6, 8, 3), np.uint8)
+    with pytest.raises(TypeError, match=r"float64.*open_image"):
+        unchecked(photo / 255, (4, 4))
+    with pytest.raises(TypeError, match=r"str.*open_image"):
+        unchecked("cat.png", (4, 4))
+    with pytest.raises(TypeError, match=r"size.*got 4"):
+        unchecked(photo, 4)

@@ -206,6 +206,11 @@ def layouts_of(
         found = _vision_layout(module_at(model, *VISION) or model, inputs, batch)
         decoder = _decoder_layout(inputs, words, len(inputs["pixel_values"]))
         return {"encoder": found, **decoder} if decoder else {"": found}
+    if "pixel_values" in inputs and inputs["pixel_values"].ndim == 3:
+        raise ValueError(
+            f"pixel_values must have the shape (b, 3, y, x), got "
+            f"{tuple(inputs['pixel_values'].shape)}: use pixel_values[None] for one image"
+        )
     raise _unknown_model_error(kind, inputs)
 
 

@@ -45,6 +45,11 @@ def batch_images(processor: Any, images: Sequence[Any]) -> BatchImages:
     """Collect the images of a batch: images or (height, width), one or a list per sample."""
     if processor is None:
         raise ValueError("images need the processor that prepared them: pass processor=")
+    if not isinstance(images, list | tuple):
+        raise TypeError(
+            f"images must be a list with one entry per sample, got a {type(images).__name__}: use "
+            "images=[photo]"
+        )
     nested = [
         list(each) if isinstance(each, list | tuple) and not _is_size(each) else [each]
         for each in images
@@ -101,6 +106,11 @@ def _size(image: Any) -> tuple[int, int]:
         return int(image[0]), int(image[1])
     if hasattr(image, "getbands"):  # a PIL image, whose size is (width, height)
         return int(image.size[1]), int(image.size[0])
+    if not hasattr(image, "shape"):
+        raise TypeError(
+            f"expected an image or its (height, width), got a {type(image).__name__}: open a file "
+            "with PIL.Image.open"
+        )
     shape = tuple(image.shape)
     height, width = shape[-2:] if len(shape) == 3 and shape[0] in (1, 3) else shape[:2]
     return int(height), int(width)

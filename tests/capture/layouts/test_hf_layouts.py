@@ -1,6 +1,7 @@
 """Every position of a model's sequence is named, and models that are not known are refused."""
 
 import importlib
+import inspect
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 
 from overt.attention import AttentionMap
 from overt.capture.layouts.hf_layouts import layout_of, layouts_of
+from overt.capture.layouts.image_tokens import batch_images
 
 transformers = pytest.importorskip("transformers", reason="models come from transformers")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are built with tokenizers")
@@ -359,3 +361,16 @@ class _Configured(torch.nn.Module):
     def __init__(self, config) -> None:
         super().__init__()
         self.config = config
+
+
+def test_photos_and_pixels_of_another_kind_are_refused_with_a_remedy():
+    images = processor("vit", size={"height": 32, "width": 32})
+    model = transformers.ViTModel(transformers.ViTConfig(**{**SMALL, **PHOTO}))
+    unchecked = inspect.unwrap(batch_images)  # without the type checks of the test suite
+    with pytest.raises(TypeError, match=r"images=\[photo\]"):
+        unchecked(images, np.zeros((60, 100, 3), np.uint8))
+    given = {"pixel_values": torch.rand(1, 3, 32, 32)}
+    with pytest.raises(TypeError, match=r"str.*Image\.open"):
+        layout_of(model, given, processor=images, images=["cat.png"])
+    with pytest.raises(ValueError, match=r"32\).*\[None\]"):
+        layout_of(model, {"pixel_values": torch.rand(3, 32, 32)})
