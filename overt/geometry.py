@@ -63,7 +63,12 @@ class PixelGeometry:
 
         Returns:
             The geometry.
+
+        Raises:
+            TypeError: The size is not a pair.
         """
+        if not isinstance(size, tuple | list | torch.Size) or len(size) != 2:
+            raise TypeError(f"size must be (height, width) of the images, got {size!r}")
         sizes = torch.tensor([size] * batch, dtype=torch.long).reshape(batch, 2)
         # float64: coordinates are composed over several steps, and cell edges are compared with
         # pixels

@@ -1,5 +1,6 @@
 """Geometry of pixels, text and regions: coverage, densities, painting and selection."""
 
+import inspect
 import math
 import warnings
 
@@ -570,3 +571,8 @@ def test_texts_and_ranges_without_their_list_are_named(monkeypatch: pytest.Monke
         TextGeometry("a red", spans)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"\[\(2, 5\)\]"):
         TextGeometry(("a red",), spans).cover([(2, 5)])  # type: ignore[list-item]
+
+
+def test_identity_of_one_number_raises():
+    with pytest.raises(TypeError, match=r"size.*got 32"):
+        inspect.unwrap(PixelGeometry.identity)(2, 32)

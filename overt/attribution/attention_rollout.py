@@ -85,6 +85,11 @@ def rollout(
         if rows is not None or discard or chunk is not None:
             raise ValueError("rows, discard and chunk need a trace; an AttentionMap was given")
         return rollout_maps(attention, fuse, residual=residual)
+    if not isinstance(attention, AttentionTrace):
+        raise TypeError(
+            f"rollout needs a trace or an AttentionMap, got a {type(attention).__name__}: run the "
+            "model inside `with overt.watch(model) as trace:` and pass the trace"
+        )
     return _rollout_trace(attention, rows, fuse, residual, discard, chunk)
 
 

@@ -167,9 +167,10 @@ def find_grid(
 ) -> Span:
     """Return the one span of a layout that is a grid of cells."""
     b, n, _ = tokens.shape
-    remedy = 'use layout=Layout((..., Span("image", (rows, columns), slice(first, end))), tokens)'
+    remedy = 'name them with layout=, such as words(1, "class") + grid(rows, columns)'
     if geometry is not None and len(geometry) != b:
         raise ValueError(f"geometry has {len(geometry)} images, the batch has {b} samples")
+    given = layout is not None
     if layout is None:
         height, width = images.shape[-2:]
         try:
@@ -179,7 +180,8 @@ def find_grid(
                 f"cannot find the cells among the tokens ({problem}): {remedy}"
             ) from None
     if len(layout) != n:
-        raise ValueError(f"the layout has {len(layout)} tokens, the layer returns {n}: {remedy}")
+        found = "the layout" if given else "the layout found in the model"
+        raise ValueError(f"{found} has {len(layout)} tokens, the layer returns {n}: {remedy}")
     grids = [span for span in layout.spans if len(span.shape) == 2]
     if len(grids) != 1:
         raise ValueError(f"the layout needs one grid of cells, got {len(grids)}: {remedy}")

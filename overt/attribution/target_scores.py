@@ -101,7 +101,10 @@ def check_classes(chosen: Int[Tensor, " n"], b: int, classes: int) -> Int[Tensor
     if tuple(chosen.shape) != (b,):
         raise ValueError(f"target must have the shape {(b,)}, got {tuple(chosen.shape)}")
     if chosen.device.type == "cpu" and bool(((chosen < 0) | (chosen >= classes)).any()):
-        raise ValueError(f"target must be classes 0 to {classes - 1}, got {chosen.tolist()}")
+        wrong = chosen[(chosen < 0) | (chosen >= classes)].unique().tolist()
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        named = ", ".join(map(str, wrong[:5]))
+        raise ValueError(f"target must be classes 0 to {classes - 1}, got {named}{more}")
     return chosen
 
 

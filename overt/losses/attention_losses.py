@@ -222,14 +222,19 @@ def check_shapes(attention: AttentionMap, target: AttentionMap) -> None:
         if not isinstance(one, AttentionMap):
             raise TypeError(
                 f"expected two AttentionMaps, got a {type(one).__name__}; create one with "
+                "AttentionMap.from_cells(weights, grid(7, 7)) from weights (b, k), or with "
                 "AttentionMap(values, keys, queries) from weights (b, l, h, q, k)"
             )
     ours, theirs = attention.shape, target.shape
     if any(theirs[axis] != ours[axis] for axis in (0, 3, 4)):
+        remedy = ""
+        if ours[0] == theirs[0] and len(attention.keys.spans) > 1:
+            names = [span.name for span in attention.keys.spans]
+            remedy = f": choose a block of {names} with attention.between(query, key)"
         raise ValueError(
             "attention and target need the same samples, queries and keys, got "
             f"({ours[0]}, {ours[3]}, {ours[4]}) and ({theirs[0]}, {theirs[3]}, {theirs[4]}); only "
-            "layers and heads broadcast"
+            f"layers and heads broadcast{remedy}"
         )
     if any(theirs[axis] not in (1, ours[axis]) for axis in (1, 2)):
         raise ValueError(

@@ -157,8 +157,9 @@ def single_row(attention: AttentionMap) -> tuple[Float[Tensor, "b k"], Bool[Tens
     if l * h * q != 1:
         raise ValueError(
             f"a metric needs one row per sample, got {l} layers, {h} heads and {q} queries: "
-            "select with .layer(i) or .head(i), average with .over_layers() or .over_heads(), or "
-            "score each row by itself with .rows_as_samples()"
+            "select with .layer(i), .head(i) or .between(query, key), such as "
+            '.between("class", "image"), average with .over_layers() or .over_heads(), or score '
+            "each row by itself with .rows_as_samples()"
         )
     seen = attention.visible[:, 0]
     weights = rearrange(attention.weights.double(), "b 1 1 1 k -> b k").masked_fill(~seen, 0)
@@ -194,9 +195,21 @@ def paired_rows(
         raise ValueError(
             f"attention and truth must have the same samples and keys, got {len(attention)} and "
             f"{len(truth)} samples, {len(attention.keys)} and {len(truth.keys)} keys"
+            + _grid_remedy(attention, truth)
         )
     both = seen & also_seen
     return ours.masked_fill(~both, 0), theirs.masked_fill(~both, 0), both
+
+
+def _grid_remedy(attention: AttentionMap, truth: AttentionMap) -> str:
+    """Return what to do about maps over grids of another size; nothing for other keys."""
+    spans = attention.keys.spans
+    grids = [span.shape for span in truth.keys.spans if len(span.shape) == 2]
+    if len(attention) != len(truth) or len(grids) != 1:
+        return ""
+    if len(spans) > 1 and any(span.shape == grids[0] for span in spans):
+        return ': choose the cells with .between("class", "image")'
+    return f": bring both to one grid, metrics.resample_to_grid(attention, {grids[0]})"
 
 
 def to_distribution(weights: Float[Tensor, "b k"], kind: Kind) -> Float[Tensor, "b k"]:

@@ -205,13 +205,13 @@ def confidence_intervals(
 def paired_difference(
     first: Numbers,
     second: Numbers,
-    first_ids: Sequence[str],
-    second_ids: Sequence[str],
+    first_ids: Sequence[str] | None = None,
+    second_ids: Sequence[str] | None = None,
     *,
     clusters: Sequence[str] | None = None,
     confidence: float = 0.95,
 ) -> Interval:
-    """Compute the mean of `first - second` over the same samples, matched by id.
+    """Compute the mean of `first - second` over the same samples, matched by id or by order.
 
     Much narrower than two separate intervals, because the difficulty of a sample is in both. A
     sample that is infinite with the same sign in both has no difference and is left out, as one
@@ -219,9 +219,9 @@ def paired_difference(
 
     Args:
         first: One number per sample.
-        second: One number per sample of the other model.
-        first_ids: The ids of the first samples.
-        second_ids: The ids of the second samples.
+        second: One number per sample of the other model or map.
+        first_ids: The ids of the first samples; None: both are in the same order.
+        second_ids: The ids of the second samples, where the first have ids.
         clusters: The clusters of the first samples, as in `confidence_interval`.
         confidence: Share of such intervals that cover the mean.
 
@@ -229,13 +229,26 @@ def paired_difference(
         The interval of the difference.
 
     Raises:
-        ValueError: The ids are not the same, or not unique.
+        ValueError: The ids are not the same, not unique, or given for one of both; or there are no
+            ids and the numbers of samples differ.
 
     Example:
         >>> found = paired_difference([0.9, 0.6], [0.5, 0.7], ["a", "b"], ["b", "a"])
         >>> round(found.mean, 4)  # (0.9 - 0.7 + 0.6 - 0.5) / 2
         0.15
+        >>> round(paired_difference([0.9, 0.6], [0.7, 0.5]).mean, 4)  # in the same order
+        0.15
     """
+    if first_ids is None or second_ids is None:
+        if first_ids is not second_ids:
+            raise ValueError("ids of one result only: give first_ids and second_ids, or neither")
+        if len(first) != len(second):
+            raise ValueError(
+                f"without ids both results must have the same samples in the same order, got "
+                f"{len(first)} and {len(second)}"
+            )
+        difference = _as_float64(first) - _as_float64(second)
+        return confidence_interval(difference, clusters=clusters, confidence=confidence)
     place = _index_by_id(second_ids, second)
     _index_by_id(first_ids, first)
     missing = sorted(place.keys() ^ set(first_ids))
@@ -447,6 +460,11 @@ def permutation_test(difference: Numbers, seed: int = 0, draws: int = 10_000) ->
         0.125
     """
     _check_draws(draws)
+    if isinstance(seed, Tensor | Sequence):
+        raise TypeError(
+            f"seed must be an int, got {type(seed).__name__}: pass the differences of two maps, "
+            "permutation_test(first - second)"
+        )
     there = _as_float64(difference)
     there = there[~there.isnan()]
     n = len(there)

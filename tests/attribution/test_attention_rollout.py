@@ -1,5 +1,7 @@
 """Attention rollout: parity with stacked maps, rows, masks, gradients, memory, dtypes."""
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
@@ -322,3 +324,8 @@ def test_rollout_of_selected_rows_does_not_synchronize_the_gpu(
     assert found.values.shape == (2, 1, 1, 5, 12)
     found.values.sum().backward()
     assert all(one.grad is not None for pair in layers for one in pair)
+
+
+def test_a_model_in_place_of_a_trace_raises() -> None:
+    with pytest.raises(TypeError, match=r"Linear.*watch\("):
+        inspect.unwrap(rollout)(torch.nn.Linear(2, 2))

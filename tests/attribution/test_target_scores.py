@@ -48,3 +48,11 @@ def test_wrong_targets_raise() -> None:
         score_target(LOGITS, lambda out: out)
     with pytest.raises(ValueError, match="logits"):
         score_target({"scores": LOGITS}, 0)
+
+
+def test_wrong_classes_are_named_once_each() -> None:
+    many = torch.arange(3, 15)
+    with pytest.raises(ValueError, match=r"6, 7 and 7 more$"):
+        score_target(torch.rand(12, 3), many)
+    with pytest.raises(ValueError, match=r"got 7$"):
+        score_target(torch.rand(12, 3), torch.full((12,), 7))

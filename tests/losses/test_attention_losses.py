@@ -428,3 +428,12 @@ def test_logits_and_labels_that_do_not_fit_raise(monkeypatch):
         classification(logits[0], torch.zeros(4).long())
     with pytest.raises(ValueError, match=r"3, 1.*3, 4"):
         soft_classification(logits[:, :1], logits)  # broadcast to zero before
+
+
+def test_a_map_with_all_rows_names_its_blocks():
+    axis = words(1, "class") + grid(2, 2)
+    attention = AttentionMap.from_scores(torch.zeros(2, 1, 1, 5, 5), axis, axis)
+    target = AttentionMap.from_cells(torch.ones(2, 4), grid(2, 2)).normalize()
+    with pytest.raises(ValueError, match=r"'image'.*between\("):
+        cross_entropy(attention, target)
+    assert cross_entropy(attention.between("class", "image"), target).count == 2

@@ -174,3 +174,18 @@ def test_signed_weights_have_no_distribution():
     weights, _ = single_row(signed)
     with pytest.raises(ValueError, match="signed"):
         to_distribution(weights, signed.kind)
+
+
+def test_the_error_names_the_call_that_mends_rows_and_grids():
+    axis = words(1, "class") + grid(2, 2)
+    whole = AttentionMap.from_scores(torch.zeros(1, 1, 1, 5, 5), axis, axis)
+    truth = AttentionMap.from_cells(torch.ones(1, 4), grid(2, 2))
+    with pytest.raises(ValueError, match=r"5 queries.*between"):
+        metrics.mass_inside(whole, truth)
+    first = AttentionMap.from_scores(torch.zeros(1, 1, 1, 1, 5), axis)
+    with pytest.raises(ValueError, match=r"4 keys.*between"):
+        metrics.mass_inside(first, truth)
+    finer = AttentionMap.from_cells(torch.ones(1, 16), grid(4, 4))
+    with pytest.raises(ValueError, match=r"resample.*\(2, 2\)"):
+        metrics.mass_inside(finer, truth)
+    assert metrics.mass_inside(metrics.resample_to_grid(finer, (2, 2)), truth).tolist() == [1.0]

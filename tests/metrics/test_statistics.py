@@ -1,5 +1,6 @@
 """Statistics: intervals, paired differences, permutation tests and corrections."""
 
+import inspect
 import math
 import re
 from dataclasses import replace
@@ -674,3 +675,18 @@ def test_corrected_p_values_are_python_numbers(monkeypatch):
         for correct in (holm, benjamini_hochberg):
             found = correct(p_values)
             assert found == pytest.approx((0.02, 0.04)) and all(type(p) is float for p in found)
+
+
+def test_paired_difference_without_ids_takes_samples_in_order():
+    first, second = torch.tensor([0.9, 0.6, math.nan]), torch.tensor([0.5, 0.7, 0.1])
+    assert paired_difference(first, second) == paired_difference(first, second, "abc", "abc")
+    with pytest.raises(ValueError, match="got 3 and 2"):
+        paired_difference(first.tolist(), [0.5, 0.7])
+    with pytest.raises(ValueError, match="second_ids, or"):
+        paired_difference(first, second, ["a", "b", "c"])
+
+
+def test_permutation_test_of_two_results_asks_for_their_difference():
+    unchecked = inspect.unwrap(permutation_test)  # without the type checks of the test suite
+    with pytest.raises(TypeError, match=r"first - second"):
+        unchecked(torch.ones(3), torch.zeros(3))
