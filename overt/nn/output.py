@@ -49,7 +49,12 @@ class Output:
             if any(span.name == name for span in attention.keys.spans):
                 return attention
         names = [span.name for attention in self.attention for span in attention.keys.spans]
-        raise ValueError(f"no attention over {name!r}: expected one of {names or 'no spans'}")
+        remedy = ""
+        if "positions" in names:  # a layout that nobody gave
+            remedy = "; name positions by a layout, such as wrap(model, layout=overt.words(count))"
+        raise ValueError(
+            f"no attention over {name!r}: expected one of {names or 'no spans'}{remedy}"
+        )
 
 
 @runtime_checkable

@@ -28,6 +28,7 @@ from overt.nn.backbone_attention.backbones import (
     PixelStats,
     build_model,
     describe_model,
+    input_channels,
     input_size,
     normalize_images,
     pixel_stats,
@@ -190,7 +191,7 @@ class AttachedAttention(nn.Module):
         summaries, _ = self.classify.attend_levels(features)
         return torch.cat(summaries, dim=1)
 
-    def backbone_features(self, images: Shaped[Tensor, "i 3 y x"]) -> list[LevelFeatures]:
+    def backbone_features(self, images: Shaped[Tensor, "i c y x"]) -> list[LevelFeatures]:
         """Return the features of the backbone at each level, before any norm."""
         pixels = normalize_images(images, parameter_dtype(self.backbone), self.numbers)
         canvas: Size = (images.shape[-2], images.shape[-1])
@@ -207,15 +208,16 @@ class AttachedAttention(nn.Module):
 
     def _unpack(
         self, batch: Any
-    ) -> tuple[Shaped[Tensor, "i 3 y x"], Int[Tensor, " b"] | None, PixelGeometry | None]:
+    ) -> tuple[Shaped[Tensor, "i c y x"], Int[Tensor, " b"] | None, PixelGeometry | None]:
         """Return the images, the image of each sample, and their pixel geometry."""
         if isinstance(batch, Batch):
             return require_images(batch), batch.image_of, batch.sample_geometry
         if isinstance(batch, Tensor):
-            if batch.ndim != 4 or batch.shape[1] != 3:
+            channels = input_channels(self.backbone)
+            if batch.ndim != 4 or batch.shape[1] != channels:
                 raise ValueError(
-                    "expected images of shape (i, 3, height, width), got a tensor of shape "
-                    f"{tuple(batch.shape)}"
+                    f"expected images of shape (i, {channels}, height, width), got a tensor of "
+                    f"shape {tuple(batch.shape)}"
                 )
             return batch, None, None
         if not isinstance(batch, Mapping) or "pixel_values" not in batch:
@@ -352,7 +354,8 @@ def attach(
         The backbone with attention.
 
     Raises:
-        TypeError: `backbone` is not a module, or `levels` is a string.
+        TypeError: `backbone` is not a module, `levels` not a list of paths, `score` or `decision`
+            not a function, or `size` not a pair.
         ValueError: no level is found, or a given level is not a grid of cells.
 
     Example:
@@ -369,6 +372,20 @@ def attach(
         raise TypeError(f"expected a torch.nn.Module, got {type(backbone).__name__}")
     if isinstance(levels, str):
         raise TypeError(f"levels must be a list, got a string: use levels=[{levels!r}]")
+    for one in levels or ():
+        if not isinstance(one, str | FeatureLevel):
+            raise TypeError(
+                f"a level is the path of a module as a string, got {one!r}: use levels=['{one}'] "
+                "for a module of a Sequential"
+            )
+    for what, given, example in (
+        ("score", score, "nn.dot_score"),
+        ("decision", decision, "nn.average_levels"),
+    ):
+        if not callable(given):
+            raise TypeError(f"{what} must be a function such as {example}, got {given!r}")
+    if size is not None and (not isinstance(size, tuple | list) or len(size) != 2):
+        raise TypeError(f"size must be (height, width) of the images, got {size!r}")
     # --- find the levels, then build the heads
     canvas = input_size(backbone) if size is None else size
     if levels is None:

@@ -29,7 +29,7 @@ PROCESSOR = "preprocessor_config.json"  # of a Hugging Face image processor
 PixelStats = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of each channel
 
 
-def run_backbone(backbone: nn.Module, pixels: Float[Tensor, "i 3 y x"]) -> Any:
+def run_backbone(backbone: nn.Module, pixels: Float[Tensor, "i c y x"]) -> Any:
     """Run a backbone on images: as `pixel_values` if it takes them, else as the only argument.
 
     Position embeddings of another image size are interpolated where the model supports it.
@@ -59,6 +59,18 @@ def input_size(backbone: nn.Module) -> Size:
     return DEFAULT_SIZE
 
 
+def input_channels(backbone: nn.Module) -> int:
+    """Return the number of channels of the images that a backbone was made for.
+
+    That of its config, else that of its first convolution: 1 for grey images.
+    """
+    stated = getattr(getattr(backbone, "config", None), "num_channels", None)
+    if isinstance(stated, int):
+        return stated
+    first = next((one for one in backbone.modules() if isinstance(one, nn.Conv2d)), None)
+    return 3 if first is None else first.in_channels
+
+
 def pixel_stats(backbone: nn.Module, processor: Any) -> PixelStats | None:
     """Return the mean and std of pixels in [0, 1] that a backbone expects, or None if unknown."""
     processor = getattr(processor, "image_processor", processor)
@@ -74,8 +86,8 @@ def pixel_stats(backbone: nn.Module, processor: Any) -> PixelStats | None:
 
 
 def normalize_images(
-    images: Shaped[Tensor, "i 3 y x"], kind: torch.dtype, numbers: PixelStats | None
-) -> Float[Tensor, "i 3 y x"]:
+    images: Shaped[Tensor, "i c y x"], kind: torch.dtype, numbers: PixelStats | None
+) -> Float[Tensor, "i c y x"]:
     """Normalise uint8 images for a backbone; floating-point images are unchanged."""
     if images.is_floating_point():
         return images.to(kind)
@@ -182,7 +194,8 @@ def build_model(described: Mapping[str, Any]) -> nn.Module:
         case "overt":
             return _own_class(name).from_config(settings)
     raise UserError(
-        f"the backbone is a custom {name}; pass it to from_pretrained(folder, backbone=...)."
+        f"the backbone is a custom {name}, whose code is not saved; load it in Python, and pass it "
+        "to AttachedAttention.from_pretrained(folder, backbone=...)."
     )
 
 

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from overt.capture.eval_mode import eval_mode
 from overt.capture.layouts.patch_grids import PatchSpec, Size, patch_spec
+from overt.nn.backbone_attention.backbones import input_channels
 
 MAX_LEADING_TOKENS = 16  # before the cells of an unknown token sequence
 _NAME = re.compile(r"(?P<path>.*?)(\[(?P<which>\d+)\])?")
 
-RunBackbone = Callable[[nn.Module, Float[Tensor, "i 3 y x"]], Any]  # runs a backbone on images
+RunBackbone = Callable[[nn.Module, Float[Tensor, "i c y x"]], Any]  # runs a backbone on images
 
 
 class AxisOrder(StrEnum):
@@ -400,7 +401,9 @@ def _trial_run(
     backbone: nn.Module, run: RunBackbone, canvas: Size, paths: Sequence[str]
 ) -> dict[str, Any]:
     device = next((one.device for one in backbone.parameters()), None)
-    blank = torch.zeros(TRIAL_IMAGES, 3, *canvas, dtype=parameter_dtype(backbone), device=device)
+    channels = input_channels(backbone)
+    kind = parameter_dtype(backbone)
+    blank = torch.zeros(TRIAL_IMAGES, channels, *canvas, dtype=kind, device=device)
     kept: dict[str, Any]
     with (
         torch.no_grad(),

@@ -1,6 +1,7 @@
 """Attention on third-party backbones: contract, pixel geometry, freezing, detaching, saving."""
 
 import copy
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -430,7 +431,10 @@ def test_processor_is_saved_with_the_model(tmp_path: Path) -> None:
 def test_custom_backbone_must_be_passed_to_from_pretrained(tmp_path: Path) -> None:
     net = make_plain().eval()
     net.save_pretrained(tmp_path / "net")
-    with pytest.raises(UserError, match=r"custom .*backbone="):
+    with pytest.raises(
+        UserError,
+        match=r"custom .*backbone=",
+    ):
         AttachedAttention.from_pretrained(tmp_path / "net")
     again = AttachedAttention.from_pretrained(tmp_path / "net", backbone=Plain())
     assert torch.equal(again(toy_batch()).prediction, net(toy_batch()).prediction)
@@ -483,3 +487,33 @@ def test_conv_backbone_is_rebuilt_by_from_pretrained(tmp_path: Path) -> None:
     assert isinstance(again.backbone, ConvBackbone)
     batch = toy_batch()
     assert torch.equal(again(batch).prediction, net(batch).prediction)
+
+
+def test_grey_images_are_taken_by_a_backbone_of_one_channel(tmp_path: Path) -> None:
+    def grey() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, 2, 1))
+
+    model = attach(grey(), classes=3, levels=["1", "2"], size=(28, 28)).eval()
+    digits = torch.rand(2, 1, 28, 28)
+    assert [len(one.keys) for one in model(digits).attention] == [196, 49]
+    with pytest.raises(ValueError, match=r"i, 1,.*2, 3, 28"):
+        model(torch.rand(2, 3, 28, 28))
+    model.save_pretrained(tmp_path)
+    again = AttachedAttention.from_pretrained(tmp_path, backbone=grey()).eval()
+    assert torch.equal(again(digits).prediction, model(digits).prediction)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"levels": (0, 1)}, r"got 0.*\['0'\]"),
+        ({"score": "dot"}, r"score.*dot_score"),
+        ({"decision": "mean"}, r"decision.*nn\."),
+        ({"size": 32}, r"size.*got 32"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_arguments_of_another_kind_raise(given: dict[str, Any], message: str) -> None:
+    unchecked = inspect.unwrap(attach)  # without the type checks of the test suite
+    with pytest.raises(TypeError, match=message):
+        unchecked(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1)), classes=3, **given)
