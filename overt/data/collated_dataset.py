@@ -56,6 +56,17 @@ class CollatedDataset:
         version: str | None = None,
     ) -> None:
         listed = isinstance(dataset, list) and bool(dataset) and isinstance(dataset[0], Mapping)
+        if isinstance(dataset, list) and not listed:
+            found = f"a list of {type(dataset[0]).__name__}" if dataset else "an empty list"
+            raise UserError(
+                f'expected a list of dictionaries such as {{"text": ..., "labels": ...}}, got '
+                f"{found}: name the parts of each sample, or pass a torch Dataset"
+            )
+        if isinstance(dataset, Mapping):
+            raise UserError(
+                f"expected one dictionary per sample, got one {type(dataset).__name__} of all: use "
+                "[{name: column[i] for name, column in data.items()} for i in range(n)]"
+            )
         if isinstance(dataset, IterableDataset) or not (is_map_style(dataset) or listed):
             raise UserError(
                 f"cannot take items of a {type(dataset).__name__} by index: a dataset needs "
@@ -75,8 +86,15 @@ class CollatedDataset:
             indices: Indices of items.
         """
         if hasattr(self.dataset, "__getitems__"):  # reads several items at once
-            return self.collate_fn(self.dataset.__getitems__([*indices]))
-        return self.collate_fn([self.dataset[index] for index in indices])
+            items = self.dataset.__getitems__([*indices])
+        else:
+            items = [self.dataset[index] for index in indices]
+        if self.collate_fn is default_collate and (name := _uneven_name(items)):
+            raise UserError(
+                f"items have {name} of different shapes: pad them to one length, or pass "
+                "CollatedDataset(data, collate_fn=...)"
+            )
+        return self.collate_fn(items)
 
     def digest(self) -> str:
         """Return a hash of name, split and all items, or of `version` if it was given."""
@@ -86,6 +104,17 @@ class CollatedDataset:
                 last = min(first + HASHED_ITEMS, len(self))
                 _hash_value(whole, self.batch(range(first, last)))
         return whole.hexdigest()
+
+
+def _uneven_name(items: Sequence[Any]) -> str:
+    """Return which part of mappings has tensors of different shapes; "" if none has."""
+    if not all(isinstance(item, Mapping) for item in items):
+        return ""
+    for name in items[0] if items else ():
+        shapes = {one.shape for item in items if isinstance(one := item.get(name), Tensor)}
+        if len(shapes) > 1:
+            return repr(name)
+    return ""
 
 
 def is_map_style(data: Any) -> bool:

@@ -119,3 +119,18 @@ def test_ids_are_those_of_the_batch_or_the_indices() -> None:
     assert batch_ids(Batch(("a", "b")), [3, 4]) == ("a", "b")
     assert batch_ids({"ids": torch.tensor([7, 8])}, [3, 4]) == ("7", "8")
     assert batch_ids([torch.zeros(2)], [3, 4]) == ("3", "4")
+
+
+def test_tables_and_tuples_say_that_items_are_dictionaries() -> None:
+    with pytest.raises(UserError, match="list of tuple"):
+        CollatedDataset([(torch.zeros(2), 1)])
+    with pytest.raises(UserError, match="got one dict"):
+        CollatedDataset({"text": torch.zeros(4, 2)})
+
+
+def test_items_of_different_lengths_ask_for_padding() -> None:
+    uneven = [{"text": torch.zeros(length), "labels": 0} for length in (3, 4)]
+    with pytest.raises(UserError, match="'text'.*pad them"):
+        CollatedDataset(uneven).batch([0, 1])
+    padded = CollatedDataset(uneven, collate_fn=len)
+    assert padded.batch([0, 1]) == 2

@@ -179,7 +179,8 @@ def generate_surrogates(
             or by their indices. All of its items are hashed first;
             `data.CollatedDataset(..., version=)` saves that, and is needed for random augmentation.
         out: The folder for the surrogates.
-        masks: The masks, one generator per span.
+        masks: The masks, one generator per span: `GridMasks` of an image, `RemoveWords` or
+            `KeepWords` of a text.
         search: The search: `exhaustive_search`, or `greedy_refine`, which needs fewer evaluations.
         both: How several spans are searched: `search_independently` or `search_sequentially`.
         score: How likely the truth is.

@@ -284,6 +284,11 @@ def truth_of(batch: Batch | Mapping[str, Any]) -> Batch:
     """
     if isinstance(batch, Batch):
         return Batch(batch.ids, labels=batch.labels, answers=batch.answers, groups=batch.groups)
+    if not isinstance(batch, Mapping):
+        raise UserError(
+            f'expected batches such as {{"text": ..., "labels": ...}}, got a '
+            f"{type(batch).__name__}: let the dataset return a dictionary per sample"
+        )
     labels, answers = batch.get("labels"), batch.get("answers")
     known = answers if labels is None else labels
     if not isinstance(known, Tensor):
@@ -353,9 +358,20 @@ class MaskedBatch:
             raise ValueError(f"the score of sample {name!r} is NaN or infinite")
         self.base = whole.score
         self.positions = {
-            n: RemovablePositions.of_span(whole.answer.attention_to(n), n) for n in self.names
+            n: RemovablePositions.of_span(self._attention_to(whole.answer, n), n)
+            for n in self.names
         }
         self.key_masks = {n: one.mask for n, one in self.maps(whole.answer).items()}
+
+    @staticmethod
+    def _attention_to(answer: MaskableOutput, name: str) -> AttentionMap:
+        try:
+            return answer.attention_to(name)
+        except ValueError as problem:
+            raise ValueError(
+                f"the masks are for {name!r}: {problem}. Pass masks=GridMasks() for cells, "
+                "RemoveWords() for words, and name= for another span"
+            ) from problem
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -102,11 +102,10 @@ class ShardPlan:
 
 
 def claim_folder(folder: Path, plan: ShardPlan) -> None:
-    """Write the plan to the folder, or raise `UserError` if the folder has another plan."""
+    """Write the plan to the folder, or raise `UserError` if it has surrogates of another plan."""
     path = folder / ABOUT
     if not path.exists():
-        write_json(path, plan.about())
-        write_manifest(folder, [ABOUT])
+        _write_plan(folder, plan)
         return
     if (folder / MANIFEST).exists():
         verify(folder)
@@ -114,6 +113,10 @@ def claim_folder(folder: Path, plan: ShardPlan) -> None:
     if theirs == plan:
         if not (folder / MANIFEST).exists():  # a previous process was killed at this point
             write_manifest(folder, [ABOUT])
+        return
+    if not any(folder.glob("shard-*")):  # a call with other arguments failed before its first shard
+        (folder / MANIFEST).unlink(missing_ok=True)
+        _write_plan(folder, plan)
         return
     other = [part for part in ("model", "data") if _differ(theirs.key, plan.key, part)]
     other += _changed_settings(theirs.key.settings, plan.key.settings)
@@ -123,6 +126,11 @@ def claim_folder(folder: Path, plan: ShardPlan) -> None:
         f"{folder} has surrogates with another {' and '.join(other)}; "
         "choose another folder or remove this one."
     )
+
+
+def _write_plan(folder: Path, plan: ShardPlan) -> None:
+    write_json(folder / ABOUT, plan.about())
+    write_manifest(folder, [ABOUT])
 
 
 def is_shard_done(folder: Path, plan: ShardPlan, number: int) -> bool:
@@ -364,9 +372,11 @@ class Surrogates:
     def _rows(self, ids: Sequence[str]) -> list[tuple[int, int]]:
         missing = [one for one in ids if one not in self._rows_by_id]
         if missing:
+            known = next(iter(self._rows_by_id), "")
             raise UserError(
                 f"{self.folder} has no surrogate of sample {missing[0]!r} ({len(missing)} of "
-                f"{len(ids)} are missing): generate surrogates for this split."
+                f"{len(ids)} are missing); its ids are like {known!r}: use them, or generate "
+                "surrogates for this split."
             )
         return [self._rows_by_id[one] for one in ids]
 

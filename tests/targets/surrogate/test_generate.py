@@ -2,17 +2,22 @@
 
 import hashlib
 import importlib.util
+import inspect
 import json
 import os
 import signal
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from overt import io
+from overt.attention import words
+from overt.capture import UncapturedAttentionError
 from overt.data.batch import Batch
 from overt.data.collated_dataset import CollatedDataset
 from overt.data.vocabulary import HubTokenizer, pad
@@ -33,6 +38,7 @@ from overt.targets.surrogate.masked_inference import (
     last_layer_map,
     mean_map,
     truth_log_probability,
+    truth_of,
 )
 from overt.targets.surrogate.masks import GridMasks, NoMask, RemoveWords
 from overt.targets.surrogate.removable import whole_words
@@ -583,3 +589,63 @@ def test_a_model_without_encode_raises(tmp_path, monkeypatch):
     with pytest.raises(TypeError, match=r"Linear.*encode.*overt\.wrap"):
         make_surrogates(tmp_path, torch.nn.Linear(2, 2), Toys(4), masks=MASKS)
     assert not list(tmp_path.iterdir())
+
+
+class PooledWords(nn.Module):
+    """A text classifier of a user: a weighted sum of word vectors, in a class of any name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.score, self.head = nn.Embedding(9, 4), nn.Linear(4, 1), nn.Linear(4, 2)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        values = self.embed(text)
+        return self.head((self.score(values).softmax(dim=1) * values).sum(dim=1))
+
+
+def pooled_texts() -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    torch.manual_seed(0)
+    texts = [{"text": torch.randint(9, (5,)), "labels": torch.tensor(n % 2)} for n in range(6)]
+    model = wrap(PooledWords(), call=lambda net, batch: net(batch["text"]), layout=words(5))
+    return model.eval(), texts
+
+
+def test_a_pooling_classifier_is_searched_once_its_forward_is_named(tmp_path: Path) -> None:
+    model, texts = pooled_texts()
+    with pytest.raises(UncapturedAttentionError, match=r"layers=\[''\]"):
+        generate_surrogates(model, texts, tmp_path / "a", RemoveWords())
+    named = wrap(
+        model.model, call=lambda net, batch: net(batch["text"]), layout=words(5), layers=[""]
+    )
+    found = generate_surrogates(named.eval(), texts, tmp_path / "b", RemoveWords())
+    # the map is that of the pooling layer without the removed words, computed by hand
+    batch = torch.stack([one["text"] for one in texts])
+    kept = found.mask(found.ids) > 0
+    scores = model.model.score(model.model.embed(batch))[..., 0].masked_fill(~kept, -torch.inf)
+    torch.testing.assert_close(found.target(found.ids).weights[:, 0, 0, 0], scores.softmax(dim=-1))
+
+
+def test_masks_of_the_wrong_span_name_the_masks_to_pass(tmp_path: Path) -> None:
+    """The folder of the failed call is free for the next one."""
+    model, texts = pooled_texts()
+    named = wrap(
+        model.model, call=lambda net, batch: net(batch["text"]), layout=words(5), layers=[""]
+    )
+    with pytest.raises(ValueError, match=r"'image'.*RemoveW"):
+        generate_surrogates(named.eval(), texts, tmp_path)
+    assert len(generate_surrogates(named.eval(), texts, tmp_path, RemoveWords()).ids) == 6
+    with pytest.raises(UserError, match="another masks"):
+        generate_surrogates(named.eval(), texts, tmp_path, RemoveWords(count=3))
+
+
+def test_positions_without_a_name_ask_for_a_layout(tmp_path: Path) -> None:
+    _, texts = pooled_texts()
+    bare = wrap(PooledWords(), call=lambda net, batch: net(batch["text"]), layers=[""]).eval()
+    with pytest.raises(ValueError, match=r"layout=.*words\("):
+        generate_surrogates(bare, texts, tmp_path, RemoveWords())
+
+
+def test_batches_without_names_ask_for_dictionaries() -> None:
+    unchecked = inspect.unwrap(truth_of)  # without the type checks of the test suite
+    with pytest.raises(UserError, match="list.*dictionary"):
+        unchecked([torch.zeros(2, 5), torch.tensor([0, 1])])
