@@ -24,4 +24,10 @@ for rows in torch.randperm(48).split(16):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(net.eval()(images).attention[-1])
+
+coarse = net.eval()(images[:1]).attention[-1]  # one map per level
+print(coarse)
+coarse.save("map.png", (255 * images[0]).byte().permute(1, 2, 0).numpy())
+net.save_pretrained("net")
+again = overt.nn.AttachedAttention.from_pretrained("net", backbone=cnn).eval()
+assert torch.equal(again(images).prediction, net(images).prediction)

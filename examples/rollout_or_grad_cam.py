@@ -1,9 +1,9 @@
-"""Compare rollout with Grad-CAM: which map is the model more faithful to, with an interval."""
+"""Compare rollout with Grad-CAM: which is on the object, which explains the model; intervals."""
 
 import torch
 from torch import nn
 
-from overt import grid, metrics, watch, words
+from overt import AttentionMap, PixelGeometry, grid, metrics, watch, words
 from overt.attribution import grad_cam, rollout
 
 
@@ -24,15 +24,23 @@ class SmallViT(nn.Module):
 
 
 torch.manual_seed(0)
-model, images, layout = SmallViT().eval(), torch.rand(16, 3, 32, 32), words(1, "class") + grid(4, 4)
+model, images = SmallViT().eval(), torch.rand(16, 3, 32, 32)
+boxes = torch.tensor([8.0, 0, 24, 20]).repeat(16, 1, 1)  # left, top, right, bottom in pixels
+geometry = PixelGeometry.identity(16, (32, 32))
+cells = grid(4, 4, geometry=geometry)
+truth = AttentionMap.from_coverage(geometry.cover_boxes(boxes, (4, 4))[:, 0], cells)
+
+layout = words(1, "class") + cells
 with watch(model, layout=layout) as trace:
     classes = model(images).argmax(dim=-1)
 flow = rollout(trace, rows="class").between("class", "image").detach()
 cam = grad_cam(model, images, classes, model.blocks.layers[1], layout=layout)
 
+inside = [metrics.mass_inside(attention, truth) for attention in (flow, cam)]
+print("inside the box, rollout - Grad-CAM:", metrics.paired_difference(*inside))
 decide = metrics.pixel_removal(model, images, (4, 4), fill=metrics.blur_fill)
 areas = [
     metrics.deletion_area(decide, attention, torch.Generator().manual_seed(0))
     for attention in (flow, cam)
 ]
-print("rollout - Grad-CAM:", metrics.confidence_interval(areas[0] - areas[1]))  # paired by sample
+print("deletion area, rollout - Grad-CAM:", metrics.paired_difference(*areas))

@@ -1,31 +1,41 @@
 """Search attention targets for your own text classifier, and train towards them (SSA)."""
 
-from pathlib import Path
-
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from torch import nn
 
-from overt import losses, targets, wrap
+from overt import losses, targets, words, wrap
+
+
+class Classifier(nn.Module):
+    """Your model: attention over the words of a sentence."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.score, self.head = nn.Embedding(50, 16), nn.Linear(16, 1), nn.Linear(16, 2)
+
+    def forward(self, tokens):
+        values = self.embed(tokens)
+        weights = self.score(values).softmax(dim=1)  # one per word
+        return self.head((weights * values).sum(dim=1))
+
 
 torch.manual_seed(0)
-tokens, labels = torch.randint(5, 50, (32, 8)), torch.randint(2, (32,))
-texts = [  # or a torch Dataset of such dictionaries
-    {"input_ids": tokens[n], "labels": labels[n], "ids": f"text-{n}"} for n in range(32)
-]
-sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-model = wrap(BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)))  # yours
+tokens, labels = torch.randint(50, (32, 8)), torch.randint(2, (32,))
+texts = [{"tokens": tokens[n], "labels": labels[n], "ids": f"text-{n}"} for n in range(32)]
 
-masks = targets.surrogate.KeepWords(count=20)  # all pairs of words by default
-found = targets.generate_surrogates(model.eval(), texts, Path("surrogates"), masks, batch=16)
+# layers=[""] is the forward of the model itself; a model of Hugging Face needs only wrap(model)
+call = lambda net, batch: net(batch["tokens"])  # noqa: E731
+model = wrap(Classifier(), call=call, layout=words(8), layers=[""])
+masks = targets.surrogate.RemoveWords()  # all pairs of words
+found = targets.generate_surrogates(model.eval(), texts, "surrogates", masks)
 balance = losses.LossBalancer(batches=1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for batch in torch.utils.data.DataLoader(texts, batch_size=16):
-    output = model.train()(batch)
-    attention = output.attention_to("text").over_heads()
-    target = targets.match_keys(found.target(batch["ids"]), attention)
+optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-2)
+for batch in torch.utils.data.DataLoader(texts, batch_size=16, shuffle=True):
+    output = model(batch)
     task = losses.classification(output.prediction, batch["labels"])
-    loss = task + balance(task, losses.mse(attention, target))
+    attention = losses.kl(output.attention_to("text"), found.target(batch["ids"]))
+    loss = task + balance(task, attention)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(f"task {task.item():.3f}")
+    print(f"task {task.item():.3f}, attention {attention.item():.3f}")

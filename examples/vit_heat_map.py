@@ -16,4 +16,4 @@ inputs = processor(images=photo, return_tensors="pt")
 layout = overt.layout_of(model, inputs, processor=processor, images=[photo])
 with torch.no_grad(), overt.watch(model.eval(), layout=layout) as trace:
     model(**inputs)
-trace.map(-1).over_heads().block("cls", "image").save("heat.png", photo)
+trace.map(-1).save("heat.png", photo)  # the last layer, mean of heads, from the class token
