@@ -93,11 +93,12 @@ def test_signed_maps_are_not_drawn_as_heat(tmp_path: Path) -> None:
 
 
 def test_a_map_without_a_grid_names_the_layouts_that_make_one(tmp_path: Path) -> None:
+    photo = np.zeros((8, 8, 3), np.uint8)
     axis = words(5)
     attention = AttentionMap.from_scores(torch.zeros(1, 1, 1, 5, 5), axis, axis)
     with pytest.raises(ValueError, match=r"layout_of.*grid\("):
-        save_picture(tmp_path / "heat.png", attention)
+        save_picture(tmp_path / "heat.png", attention, photo)
     two = grid(2, 2, name="left") + grid(2, 2, name="right")
     attention = AttentionMap.from_scores(torch.zeros(1, 1, 1, 1, 8), two)
     with pytest.raises(ValueError, match=r"2 .*\.block"):
-        save_picture(tmp_path / "heat.png", attention)
+        save_picture(tmp_path / "heat.png", attention, photo)
