@@ -175,6 +175,10 @@ def test_the_search_finds_guides_first(build: ModuleType, tmp_path: Path) -> Non
             found[query] = address.partition("#")[0]
         page.fill("#site-find", "quagga zymurgy")
         assert "No page contains" in page.locator("#site-found").inner_text()
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.fill("#site-find", "rollout")
+        boxes = [page.locator(one).bounding_box() for one in ("#site-find", "#site-found")]
+        assert all(box["x"] >= 0 and 300 < box["width"] <= 390 for box in boxes)
         browser.close()
     assert found == GUIDES
 
