@@ -292,6 +292,20 @@ def test_map_and_thumbnails_start_in_the_first_screen(tmp_path: Path, open_page:
     assert max(tops) < 480
 
 
+def test_small_panels_stand_side_by_side(tmp_path: Path, open_page: Open) -> None:
+    cells = Layout((Span("image", (3, 3), slice(0, 9), WHERE),), 9)
+    attention = AttentionMap(torch.full((1, 1, 1, 1, 9), 1 / 9), cells)
+    panel = make_panel(attention, "level", photos={"image": PHOTO})
+    page = open_page(save_panels(tmp_path / "view.html", [panel, panel]))
+    first, second = (one.bounding_box() for one in page.locator(".panel").all())
+    assert first["y"] == second["y"] and first["x"] + first["width"] <= second["x"]
+    photo = page.locator(".picture").first.bounding_box()
+    assert photo["width"] > 0.8 * first["width"]
+    page.set_viewport_size({"width": 390, "height": 844})
+    first, second = (one.bounding_box() for one in page.locator(".panel").all())
+    assert first["x"] == second["x"] and first["y"] + first["height"] <= second["y"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_marked_words_have_readable_contrast(tmp_path: Path, open_page: Open, scheme: str) -> None:
     path = save_panels(tmp_path / "view.html", [shifted_panel()])

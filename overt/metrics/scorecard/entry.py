@@ -16,7 +16,7 @@ ComputeMetric = Callable[["MetricContext", str], SampleScores]  # context, name 
 class MetricQuestion(Enum):
     """The question that a metric answers."""
 
-    AGREEMENT = "Does it look where people look?"
+    AGREEMENT = "Does it agree with the annotation?"
     LOCATION = "Is it on the object?"
     FAITHFULNESS = "Does it show what drives the answer?"
     INTERVENTION = "Does the answer change with other attention weights?"

@@ -197,3 +197,7 @@ def test_keys_equal_those_of_committed_results() -> None:
     expected |= {f"{one}@{way}" for one in removal.split() for way in REMOVALS}
     assert {entry.key for entry in available_metrics()} == expected
     assert all(entry.key == entry.info.key for entry in available_metrics())
+
+
+def test_questions_hold_for_data_without_people() -> None:
+    assert all("people" not in question.value for question in MetricQuestion)
