@@ -177,3 +177,31 @@ def test_tokens_and_logits_of_other_lengths_are_named(monkeypatch):
         next_token_cross_entropy(torch.zeros(2, 3, 5), tokens, tokens > 0)
     with pytest.raises(ValueError, match="mask"):
         next_token_cross_entropy(torch.zeros(2, 4, 5), tokens, tokens[:1] > 0)
+
+
+@pytest.fixture
+def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the checks of shapes at each call, as for users."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_tokens_outside_of_the_vocabulary_raise_unless_they_are_padding():
+    logits, tokens = torch.zeros(2, 5, 7), torch.arange(10).reshape(2, 5) % 7
+    mask = torch.arange(5).expand(2, 5) < 3
+    padded = tokens.where(mask, -100)
+    found = next_token_cross_entropy(logits, padded, mask)
+    assert torch.equal(found.total, next_token_cross_entropy(logits, tokens, mask).total)
+    for wrong in (7, -1):
+        with pytest.raises(ValueError, match=rf"0 to 6.* {wrong}"):
+            next_token_cross_entropy(logits, tokens.where(~mask, wrong), mask)
+    with pytest.raises(ValueError, match=r"boolean.*float"):
+        next_token_cross_entropy(logits, tokens, mask.float())
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
+def test_smoothing_out_of_range_raises(smoothing):
+    logits, tokens = torch.zeros(1, 2, 3), torch.zeros(1, 2).long()
+    with pytest.raises(ValueError, match=f"smoothing.*{smoothing}"):
+        next_token_cross_entropy(logits, tokens, tokens == 0, smoothing)

@@ -317,3 +317,19 @@ def test_gradient_accumulation_of_batch_losses_raises(tmp_path):
             net, toys.Numbers(), step, {"model": sets["model"]},
             FitConfig(epochs=1, batch=4, accumulate=2), out=tmp_path, seed=0, device="cpu",
         )  # fmt: skip
+
+
+@pytest.fixture
+def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the checks of shapes at each call, as for users."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("make", [gaussian_kernel, adaptive_gaussian_kernel])
+@pytest.mark.parametrize(
+    "widths", [(), (0.0,), (-1.0,), (1.0, float("nan")), (float("inf"),), 1.0, None]
+)
+def test_widths_that_are_not_positive_raise(make, widths):
+    with pytest.raises(ValueError, match=r"(widths|factors).*positive"):
+        make(widths)

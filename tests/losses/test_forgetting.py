@@ -155,3 +155,27 @@ def test_ewc_of_the_trunk_leaves_a_new_head_free():
     with torch.no_grad():
         other.encoder.layers[0].inner.weight.add_(1)
     assert float(anchor(other).total.detach()) > 0
+
+
+@pytest.fixture
+def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the checks of shapes at each call, as for users."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_teachers_of_another_shape_raise():
+    """One row of a teacher would broadcast to all samples."""
+    with pytest.raises(ValueError, match=r"3, 4.*1, 4"):
+        distillation(torch.rand(3, 4), torch.rand(1, 4))
+    states = torch.rand(2, 5, 4)
+    for teacher, present in ((states[:1], torch.ones(2, 5)), (states, torch.ones(2, 4))):
+        with pytest.raises(ValueError, match=r"2, 5, 4"):
+            feature_distillation(states, teacher, present.bool())
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_temperatures_that_are_not_positive_and_finite_raise(temperature):
+    with pytest.raises(ValueError, match=f"temperature.*{temperature}"):
+        distillation(torch.rand(3, 4), torch.rand(3, 4), temperature)
