@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from overt.attention import AttentionMap, Form
+from overt.losses.attention_losses import at_least_float32
 from overt.targets.sources import Targets
 
 
@@ -129,7 +130,8 @@ def random_targets(targets: Targets, seed: int) -> Targets:
 
     def draw(weights: Float[Tensor, " n"], generator: torch.Generator) -> Float[Tensor, " n"]:
         amounts = torch.empty(len(weights), dtype=torch.float64).exponential_(generator=generator)
-        return amounts / amounts.sum() * weights.sum()
+        # in 16 bits the sum of a few thousand counts would be infinite
+        return amounts / amounts.sum() * at_least_float32(weights).sum()
 
     return _redrawn(targets, draw, seed)
 
@@ -153,8 +155,10 @@ def uniform_targets(targets: Targets) -> Targets:
     def targets_of(ids: Sequence[str]) -> AttentionMap:
         own = targets(ids)
         seen = rearrange(own.visible, "b q k -> b 1 1 q k")
-        share = own.weights.sum(dim=-1, keepdim=True) / seen.sum(dim=-1, keepdim=True).clamp_min(1)
-        return _replace_weights(own, share * seen)
+        # in 16 bits the sum of a few thousand counts would be infinite
+        mass = at_least_float32(own.weights).sum(dim=-1, keepdim=True)
+        share = mass / seen.sum(dim=-1, keepdim=True).clamp_min(1)
+        return _replace_weights(own, (share * seen).to(own.weights.dtype))
 
     return targets_of
 

@@ -240,3 +240,15 @@ def test_impossible_swaps_raise():
 
     with pytest.raises(ValueError, match="4 and 6 cells"):
         placebos.swapped_targets(ragged, ["s0", "s1"], 0)(["s0"])
+
+
+def test_placebos_of_large_counts_in_16_bits_are_finite():
+    """A sum of weights beyond 65,504 is infinite in float16, a mean of them is not."""
+    counts = torch.full((1, 16), 3e4, dtype=torch.float16)
+    target = AttentionMap.from_cells(counts, grid(4, 4))
+    even = placebos.uniform_targets(lambda ids: target)(["a"]).weights
+    assert torch.equal(even.flatten(), counts[0])
+    drawn = placebos.random_targets(lambda ids: AttentionMap.from_cells(counts / 8, grid(4, 4)), 0)
+    weights = drawn(["a"]).weights
+    assert weights.dtype is torch.float16 and weights.isfinite().all()
+    assert float(weights.float().sum()) == pytest.approx(16 * 3e4 / 8, rel=1e-2)
