@@ -282,11 +282,11 @@ def test_pipes_devices_and_large_files_raise_before_they_are_read(tmp_path, monk
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "endless.png").symlink_to("/dev/zero")
     for name in ("pipe.png", "endless.png"):
-        with pytest.raises(UserError, match="not a regular file"):
+        with pytest.raises(UserError, match="regular file"):
             open_image(tmp_path / name)
     monkeypatch.setattr(images, "MAX_BYTES", 100)
     (tmp_path / "large.png").write_bytes(bytes(101))
-    with pytest.raises(UserError, match="101 bytes: images of at most 100"):
+    with pytest.raises(UserError, match="101 bytes.*100"):
         open_image(tmp_path / "large.png")
 
 

@@ -130,7 +130,7 @@ def test_the_file_can_import_its_neighbours_but_does_not_hide_packages(write: Wr
         ("def a():\n    return 1 / 0", "a", "line 2: Zero.*OVERT"),
         ("import missing_package_x", "a", "line 1: Module"),
         ("def a(:", "a", "line 1: SyntaxError"),
-        ("raise SystemExit(0)", "a", "line 1: SystemExit: 0"),
+        ("raise SystemExit(0)", "a", "1: SystemExit: 0"),
         ("import sys\ndef a():\n    sys.exit()", "a", "line 3: SystemExit"),
         (RECIPE.replace('"mine"', '"a/b"'), "experiment", r"got 'a/b'"),
         (RECIPE.replace('"mine"', '"scenes-soft"'), "experiment", "'scenes-soft'"),

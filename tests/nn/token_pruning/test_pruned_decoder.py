@@ -377,7 +377,7 @@ def test_a_decoder_that_runs_without_its_model_raises() -> None:
     """Otherwise it would run with all tokens, in silence."""
     model, given = small_vlm(), prompts()
     pruned = prune_image_tokens(model, (1,), HALF, by_grid, capture=False)
-    with pruned, pytest.raises(ValueError, match="call the whole model"):
+    with pruned, pytest.raises(ValueError, match="whole model"):
         model.model(**given)
     family = families.family("BLIP-2")  # its `generate` passes embeddings to its decoder
     blip, images = family.build()
@@ -445,7 +445,7 @@ def test_image_tokens_that_the_last_token_does_not_see_are_not_ranked() -> None:
     with pytest.raises(ValueError, match="packed samples"):
         pruned(**packed)
     seen = torch.ones(n, n, dtype=torch.bool).tril()[None, None].expand(2, -1, -1, -1)
-    with pytest.raises(ValueError, match="one number per token"):  # where a sample ends is unknown
+    with pytest.raises(ValueError, match="number per token"):  # where a sample ends is unknown
         pruned(**{**given, "attention_mask": seen})
     control = prune_image_tokens(model, (1,), HALF, by_grid, capture=False)
     found = control(**{**given, "attention_mask": seen}).logits
@@ -458,7 +458,7 @@ def test_layers_with_a_state_are_refused() -> None:
 
     model = small_vlm()
     model.model.language_model.layers[1].self_attn = Recurrent()
-    with pytest.raises(ValueError, match="without softmax attention"):
+    with pytest.raises(ValueError, match="without softmax"):
         prune_image_tokens(model, (1,), HALF)
 
 
