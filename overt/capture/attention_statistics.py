@@ -3,7 +3,7 @@
 Weights are computed in blocks of rows of bounded size, reduced, and dropped. Memory is linear in
 the sequence length, and all statistics of a call share one pass over its rows. The functions take
 one `Call`, so they also work while the model runs: `watch(model, each=capture.received)` stores
-neither queries nor keys.
+neither queries nor keys. On a GPU with Triton, kernels compute them (`kernels.statistics_launch`).
 
 Axis letters:  b batch  l layer  h head  g group of heads that share keys  q query  k key  d feature
 """
@@ -28,6 +28,8 @@ from overt.capture.call import (
     ScoreMod,
     select_block,
 )
+from overt.capture.kernels import statistics_launch
+from overt.capture.kernels.statistics_launch import RowSums
 from overt.capture.stacked_calls import stack_layers
 from overt.capture.state import STATE
 
@@ -228,7 +230,7 @@ def statistics(
         counted = (
             _counted_queries(call) if queries is None else _check_queries(queries, (b, q), like)
         )
-        sums = _Sums(
+        sums = RowSums(
             _zeros(like, b, h, k) if received else None,
             _zeros(like, b, h, q) if entropy else None,
             None if top_k is None else _zeros(like, b, h, q, top_k),
@@ -236,13 +238,15 @@ def statistics(
             _zeros(like, b, h, q, len(groups)) if groups else None,
         )
         masks = torch.stack(list(groups.values()), dim=-1).to(precise) if groups else None
-        for samples, heads, source in _parts(call.source):
-            _reduce_rows(
-                source,
-                sums.restrict(samples, heads),
-                counted[samples].to(precise),
-                None if masks is None else masks[samples],
-            )
+        source, counts = call.source, counted.to(precise)
+        if (
+            isinstance(source, QKCall)
+            and statistics_launch.supports(source, sums)
+            and statistics_launch.agrees(source, sums, counts, masks, _reduce_in_blocks, call.name)
+        ):
+            statistics_launch.reduce_rows(source, sums, counts, masks)
+        else:
+            _reduce_in_blocks(source, sums, counts, masks)
     shares = None if spans is None else dict(zip(groups, _unbind_last(sums.shares), strict=True))
     top = None if top_k is None else TopKeys(given(sums.weights), given(sums.indices))
     return AttentionStatistics(counted, sums.received, sums.entropy, top, shares)
@@ -519,31 +523,27 @@ def _hides_keys(source: Source) -> bool:
 # --- blocks
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """The results, into which blocks of rows are written."""
-
-    received: Float[Tensor, "b h k"] | None
-    entropy: Float[Tensor, "b h q"] | None
-    weights: Float[Tensor, "b h q n"] | None
-    indices: Int[Tensor, "b h q n"] | None
-    shares: Float[Tensor, "b h q m"] | None
-
-    def restrict(self, samples: slice, heads: slice) -> "_Sums":
-        """Return views of some samples and heads."""
-        every = (self.received, self.entropy, self.weights, self.indices, self.shares)
-        return _Sums(*(None if one is None else one[samples, heads] for one in every))
+def _reduce_in_blocks(
+    source: Source,
+    sums: RowSums,
+    counted: Float[Tensor, "b q"],
+    groups: Float[Tensor, "b k m"] | None,
+) -> None:
+    """Write the statistics of a call into `sums`, by plain operations on blocks of its rows."""
+    for samples, heads, part in _parts(source):
+        some = None if groups is None else groups[samples]
+        _reduce_rows(part, sums.restrict(samples, heads), counted[samples], some)
 
 
 def _reduce_rows(
     source: Source,
-    sums: _Sums,
+    sums: RowSums,
     counted: Float[Tensor, "b q"],
     groups: Float[Tensor, "b k m"] | None,
 ) -> None:
     """Compute the weights of some samples and heads block by block, and reduce them into `sums`.
 
-    A fused kernel may replace this function: it reads queries, keys and masks, and writes sums.
+    On a GPU, `kernels.statistics_launch` replaces this function.
 
     Args:
         source: A call, restricted to these samples and heads.
