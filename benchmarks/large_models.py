@@ -4,11 +4,13 @@
     python benchmarks/large_models.py --quick        # tiny models on a CPU: tests the script
 
 One call measures the whole table, in about `--minutes` at most: forward passes, training,
-generation, and prefills of 2,048 to 131,072 tokens with maps, rows and statistics. All ways of
+generation (greedy, 4 beams, static caches, reduced rows), and prefills of 2,048 to 131,072 tokens
+with maps, rows and statistics, by kernels and by plain operations. All ways of
 running a model alternate in one process, and a ratio compares a run with the plain run of the same
 round. There is no CUDA graph and no compiler. Memory is the peak above that at the start of a run:
 weights do not count. Weights are random.
 
+Where rows or statistics of a fast way differ from plain operations, the warning is part of the row.
 The file is written after every row. A way that does not fit into memory, or would not finish in the
 remaining time, is listed with the reason, and not tried with longer sequences.
 """
@@ -17,11 +19,13 @@ import argparse
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -31,7 +35,9 @@ from sections.report import commit, machine
 from torch import nn
 
 from overt import capture
-from overt.capture import Call, generate, watch
+from overt.attention import AttentionMap
+from overt.capture import Call, generate, generation, watch
+from overt.capture.kernels import statistics_launch
 
 Run = Callable[[], object]
 GIB = 2**30
@@ -179,14 +185,19 @@ class Bench:
         start, reason = time.monotonic(), ""
         try:
             with_attention(model, way.attention)
-            gib = self.peak_gib(way.run)
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always")
+                gib = self.peak_gib(way.run)
         except (RuntimeError, ValueError) as error:
             reason = describe_error(error)
         # outside of the handler, where the error holds the tensors of the run
         free_memory()
         if reason:
             return {"reason": reason}
-        return {"seconds": [time.monotonic() - start], "gib": gib}
+        found: dict[str, Any] = {"seconds": [time.monotonic() - start], "gib": gib}
+        # of rows or statistics that differ from plain operations, which then replace the fast way
+        texts = [str(one.message) for one in given if "differ" in str(one.message)]
+        return found | ({"warnings": texts} if texts else {})
 
     def peak_gib(self, run: Run) -> float | None:
         """Run once; return the peak memory of a GPU above that at the start, in GiB."""
@@ -222,7 +233,8 @@ def describe(found: dict[str, Any]) -> str:
         return str(found["reason"])
     ratio = f", {found['times_as_long']:.2f} times plain" if "times_as_long" in found else ""
     memory = "" if found["gib"] is None else f", {found['gib']:.3g} GiB"
-    return f"{statistics.median(found['seconds']):.4g} s{ratio}{memory}"
+    warned = "".join(f"\n    {text}" for text in found.get("warnings", ()))
+    return f"{statistics.median(found['seconds']):.4g} s{ratio}{memory}{warned}"
 
 
 def with_attention(model: nn.Module, name: str) -> None:
@@ -295,7 +307,18 @@ def prefill_ways(model: nn.Module, length: int, device: str) -> list[Way]:
         Way("received, last layer", partial(watched, each=capture.received, layers=[-1])),
         Way("received, all layers", partial(watched, each=capture.received)),
         Way("all statistics, all layers", partial(watched, each=all_statistics)),
+        Way("all statistics, last layer", partial(watched, each=all_statistics, layers=[-1])),
+        Way(
+            "all statistics, last layer, without kernels",
+            partial(run_without_kernels, model, inputs),
+        ),
     ]
+
+
+def run_without_kernels(model: nn.Module, inputs: dict[str, Any]) -> object:
+    """Compute the statistics of the last layer by plain operations on blocks of rows."""
+    with patch.object(statistics_launch, "supports", lambda *_: False):
+        return run_watched(model, inputs, each=all_statistics, layers=[-1])
 
 
 def last_row(call: Call) -> torch.Tensor:
@@ -318,10 +341,40 @@ def generation_ways(model: nn.Module, prompt: int, new: int, device: str) -> lis
     return [
         Way("plain", write),
         Way("capture.generate", partial(generate, model, **inputs)),
+        Way("eager", partial(write, output_attentions=True), "eager"),
+        Way("capture.generate, mean over layers and heads",
+            partial(generate, model, reduce=mean_row, **inputs)),
+        Way("plain, static cache, not compiled",
+            partial(write, cache_implementation="static", disable_compile=True)),
         Way("capture.generate, static cache",
             partial(generate, model, cache_implementation="static", **inputs)),
-        Way("eager", partial(write, output_attentions=True), "eager"),
+        Way("capture.generate, by the function mode", partial(generate_by_mode, model, inputs)),
     ]  # fmt: skip
+
+
+def beam_ways(model: nn.Module, prompt: int, new: int, device: str) -> list[Way]:
+    """Return beam search in all ways."""
+    ids = token_ids(1, prompt, device)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs |= {"num_beams": 4, "do_sample": False, "max_new_tokens": new, "min_new_tokens": new}
+    inputs |= {"pad_token_id": 0, "return_dict_in_generate": True}
+    write = partial(model.generate, **inputs)
+    return [
+        Way("plain", write),
+        Way("capture.generate", partial(generate, model, **inputs)),
+        Way("eager", partial(write, output_attentions=True), "eager"),
+    ]
+
+
+def mean_row(row: AttentionMap) -> AttentionMap:
+    """Return the mean over layers and heads, which is stored at each token."""
+    return row.over_heads().over_layers()
+
+
+def generate_by_mode(model: nn.Module, inputs: dict[str, Any]) -> object:
+    """Generate with every call captured by the function mode, as in the first passes."""
+    with patch.object(generation._TokenRows, "record_decoding", lambda *_, **__: None):
+        return generate(model, **inputs)
 
 
 def training_ways(model: nn.Module, inputs: dict[str, Any]) -> list[Way]:
@@ -374,6 +427,9 @@ def measure_all(bench: Bench, plan: Plan) -> None:
             ways, work = generation_ways(model, prompt, plan.new, device), f"{prompt} + {plan.new}"
             # most of the time are the new tokens, as many for each prompt
             bench.compare(model, f"{shape.name} generate", f"generate {work}", plan.new, ways)
+        ways = beam_ways(model, prompts[0], plan.new, device)
+        work = f"4 beams {prompts[0]} + {plan.new}"
+        bench.compare(model, f"{shape.name} beams", work, plan.new, ways)
         measure_prefills(bench, model, shape, lengths)
         del model, inputs, ways
         free_memory()

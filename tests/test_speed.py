@@ -9,6 +9,7 @@ import importlib
 import json
 import re
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -606,6 +607,20 @@ def test_ratios_of_large_models_are_those_of_a_round(clocked: Clocked, tmp_path:
     assert json.loads(out.read_text()) == {"commit": "0", "rows": bench.rows}
 
 
+def test_rows_that_differ_are_part_of_the_table(clocked: Clocked):
+    bench = load("large_models").Bench("cuda", 100.0, 1, None, {}, started=0.0)
+    clocked.seconds = {"kernels": 1.0}
+    way = clocked.way("kernels")
+
+    def run() -> None:
+        warnings.warn("rows of layer 3 differ", stacklevel=1)
+        way.run()
+
+    with pytest.warns(UserWarning, match="layer 3"):  # in the rounds, where they are not kept
+        bench.compare(nn.Identity(), "model", "generate", 1, [type(way)("kernels", run)])
+    assert bench.rows[-1]["ways"]["kernels"]["warnings"] == ["rows of layer 3 differ"]
+
+
 def test_what_does_not_fit_is_not_tried_with_longer_sequences(clocked: Clocked):
     bench = load("large_models").Bench("cuda", 100.0, 1, None, {}, started=0.0)
     found = compare_models(clocked, bench, 10, plain=1.0, slow=2.0, eager=-1)
@@ -631,8 +646,24 @@ def test_the_table_of_large_models_is_made_in_one_call(tmp_path: Path):
     for row in found["rows"]:
         for name, way in row["ways"].items():
             assert way["times_as_long"] > 0, (row["work"], name, way)
+    generation = found["rows"][1]["ways"]
+    assert {"capture.generate", "capture.generate, static cache", "eager"} <= set(generation)
+    assert any(work.endswith("4 beams 6 + 3") for work in works)
+    assert not any("warnings" in way for row in found["rows"] for way in row["ways"].values())
     prefill = found["rows"][-1]["ways"]
+    assert "all statistics, last layer, without kernels" in prefill
     assert {"plain", "watched", "eager", "received, all layers"} <= set(prefill)
+
+
+@pytest.mark.long
+def test_ways_of_generating_are_compared(tmp_path: Path):
+    out = tmp_path / "found.json"
+    load("generation").main(["--quick", "--rounds", "1", "--out", str(out)])
+    found = json.loads(out.read_text())
+    assert len(found["rows"]) == 2 and found["quick"]
+    for row in found["rows"]:
+        assert {"capture.generate", "eager"} <= set(row["times_as_long"])
+        assert all(ratio > 0 for ratio in row["times_as_long"].values())
 
 
 def test_large_models_are_refused_on_a_cpu(capsys: pytest.CaptureFixture[str]):

@@ -154,6 +154,9 @@ def _enter_mode_in(function: Callable[..., Any]) -> Callable[..., Any]:
         # No module around this call has entered the mode: it is needed for this call only.
         if STATE.scoped and STATE.mode_scope is None:
             _check_other_modes()
+            recorder = STATE.decode_recorder
+            if recorder is not None and recorder(function, args, kwargs):
+                return function(*args, **kwargs)
             with AttentionFunctionMode():
                 return function(*args, **kwargs)
         # The mode is active already; the record notes that the call came this way

@@ -38,17 +38,21 @@ def stacked_weights(calls: Sequence[Call], rows: slice) -> Float[Tensor, "b l h 
     if len(sources) < 2:
         return torch.stack([call.weights(rows) for call in calls], dim=1)
     first, (queries, keys) = sources[0], taps_or_tensors(sources)
-    if is_mask_only(first):
+    if is_mask_only(first) and first.softcap is None and first.sinks is None:
         seen = calls[0].visible(rows, ALL)
         logs = block_log_softmax(queries, keys, rows, ALL, first.scale, seen)
         return rearrange(logs.exp(), "l b h s k -> b l h s k")
     scores = first.apply_bias_and_mask(
         block_scores(queries, keys, rows, ALL, first.scale), rows, None
     )
+    if first.sinks is not None:  # keys without a value
+        sinks = torch.stack([one.sinks for one in sources if one.sinks is not None])
+        sinks = rearrange(sinks.to(scores.dtype), "l h -> l 1 h 1 1")
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
     # A fully masked row has no weight; its softmax would be NaN.
     empty = scores.isneginf().all(dim=-1, keepdim=True)
     weights = torch.where(empty, 0, scores).softmax(dim=-1).masked_fill(empty, 0)
-    return rearrange(weights, "l b h s k -> b l h s k")
+    return rearrange(weights[..., : first.shape[3]], "l b h s k -> b l h s k")
 
 
 def _can_stack(first: Call, other: Call) -> bool:
@@ -57,10 +61,9 @@ def _can_stack(first: Call, other: Call) -> bool:
         return False
     # A mask must be the same tensor: to compare values would synchronize a GPU.
     return (
-        one.plain
-        and two.plain
-        and one.sinks is None
-        and two.sinks is None
+        all(source.score_mod is None and source.mask_mod is None for source in (one, two))
+        and one.softcap == two.softcap
+        and (one.sinks is None) == (two.sinks is None)
         and one.query.shape == two.query.shape
         and one.key.shape == two.key.shape
         and one.query.device == two.query.device

@@ -70,6 +70,9 @@ class CaptureState(threading.local):
         self.mode_scope: Any = None  # the module that has entered the mode, and how to leave it
         self.in_interface = False  # inside of a function of the Hugging Face interface
         self.ran: set[nn.Module] | None = None  # hooked modules that ran, None if not needed
+        # Records a call of the Hugging Face interface without the mode, see `decode_rows`; None if
+        # there is no such recorder.
+        self.decode_recorder: Any = None
 
 
 STATE = CaptureState()

@@ -456,11 +456,14 @@ def test_nothing_is_kept_but_the_rows_asked_for(
 ) -> None:
     """What is held while the model writes depends on the keys asked for, not on the prompt."""
     model, held = made("llama"), {}
+    settings = {"keys": slice(2, 5), "layers": [0], "heads": [1], **SEARCHES[search]}
+    generate(model, **settings, **words(), max_new_tokens=2)  # from now on its routes are known
     choose = generation._TokenRows.__call__
 
     def measuring(self: Any, written: Tensor, scores: Tensor) -> Tensor:
         result = choose(self, written, scores)
-        kept = Tensors(self.tokens, self.layers, STATE.events.since(None))
+        waiting = [] if self.waiting is None else self.waiting.queries
+        kept = Tensors(self.tokens, self.layers, waiting, STATE.events.since(None))
         held[written.shape[1]] = sum(kept.bytes.values())
         return result
 
@@ -469,13 +472,16 @@ def test_nothing_is_kept_but_the_rows_asked_for(
     for count in (9, 40):
         held.clear()
         given = words(count, padded=0)
-        generate(model, slice(2, 5), layers=[0], heads=[1], **given, **SEARCHES[search],
-                 max_new_tokens=6, min_new_tokens=6)  # fmt: skip
+        generate(model, **settings, **given, max_new_tokens=6, min_new_tokens=6)
         sizes.append(list(held.values()))
     assert sizes[0] == sizes[1]
     rows = 2 * (3 if search == "beams" else 1)
     one = rows * 3 * (4 + 1)  # three weights in float32 and three bits of mask a row
-    assert sizes[0] == [one * step for step in range(1, 7)]
+    if search == "beams":  # each row is read when its token is generated
+        assert sizes[0] == [one * step for step in range(1, 7)]
+    else:  # later tokens wait: one query of four heads of eight numbers for each sample
+        query = rows * 4 * 8 * 4
+        assert sizes[0] == [one, 2 * one, *(2 * one + query * step for step in range(1, 5))]
 
 
 # --- edits

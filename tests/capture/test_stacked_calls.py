@@ -1,5 +1,6 @@
 """Stacked calls: the same weights as call by call, and as few groups as the masks allow."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from overt import watch
 from overt.capture import Call, generate
+from overt.capture.call import QKCall, Route
 from overt.capture.generation import _TokenRows
 from overt.capture.stacked_calls import group_stackable, stack_layers, stacked_weights
 
@@ -150,3 +152,23 @@ def test_a_decoding_step_reads_all_layers_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_TokenRows, "_read_rows", count)
     generate(llama(), **padded(), max_new_tokens=4, do_sample=False)
     assert sizes == [1] * 4 + [4] * 3  # the prompt layer by layer, then one read per token
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("hides", [False, True])
+def test_caps_and_sinks_are_stacked(softcap: float | None, sinks: bool, hides: bool) -> None:
+    draw = torch.Generator().manual_seed(3)
+    mask = torch.rand(2, 1, 1, 9, generator=draw) > 0.4
+    mask[1] = False  # a row without keys
+    calls = []
+    for layer in range(3):
+        query, key = (torch.randn(2, h, n, 8, generator=draw) for h, n in ((4, 3), (2, 9)))
+        source = QKCall(
+            2 * query, key, 0.4, allowed=mask if hides else None, softcap=softcap,
+            sinks=torch.randn(4, generator=draw) if sinks else None,
+        )  # fmt: skip
+        calls.append(Call(str(layer), nn.Identity(), source, Route.INTERFACE, False))
+    assert assert_equal_call_by_call(calls, slice(2, 3)) == [[0, 1, 2]]
+    other = replace(calls[0], source=replace(calls[0].source, softcap=9.0))
+    assert group_stackable([*calls, other]) == [[0, 1, 2], [3]]
