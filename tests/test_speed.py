@@ -558,6 +558,15 @@ def test_rank_correlations_are_as_fast_as_scipy():
     best(partial(over, ways, "loop", "kendall"), 2)  # usually 7
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["cnn", "vit", "bert"])
+def test_attribution_methods_of_the_benchmark_agree_with_captum(kind):
+    pytest.importorskip("captum")
+    section, report = load("sections.attribution"), load("sections.report")
+    case = getattr(section, f"make_{kind}")(report.Setting(quick=True))
+    assert section.max_difference(case, deep_lift=kind == "cnn") < 1e-3
+
+
 # --- large models
 
 

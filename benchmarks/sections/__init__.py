@@ -16,6 +16,7 @@ NAMES = {  # in the order of the table: titles
     "monitor": "AttentionMonitor",
     "scenes": "synthetic scenes",
     "compiled": "torch.compile",
+    "attribution": "7 attribution",
 }
 
 

@@ -14,7 +14,9 @@ import overt
 
 from .clock import Spread, Times, describe_error, free_memory, reset_cuda_rng
 
-PEERS = "captum numba numpy POT pycocoevalcap quantus scipy torch torchmetrics transformers".split()
+PEERS = (
+    "captum grad-cam numba numpy POT pycocoevalcap quantus scipy torch torchmetrics transformers"
+).split()
 CAPABLE = "a GPU"
 
 
