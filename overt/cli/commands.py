@@ -445,8 +445,8 @@ def look(
         list[str] | None,
         typer.Argument(
             metavar="INPUT",
-            help="An image, a text in quotes, or one of each; for a run or "
-            "overt:NAME, the id of a test sample, or nothing for the first.",
+            help="An image, a text in quotes, or one of each; several images are a video; "
+            "for a run or overt:NAME, the id of a test sample, or nothing for the first.",
         ),
     ] = None,
     out: Annotated[

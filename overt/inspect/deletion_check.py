@@ -58,7 +58,9 @@ def check_deletion(
     )
 
     model_input, answer = prepared.model_input, prepared.answer
-    assert answer is not None and model_input.photo is not None
+    assert answer is not None
+    if model_input.photo is None:
+        raise UserError("Deletion is not available for a video: leave out --deletion.")
     check_cost(loaded, prepared.inputs, max_flops / (len(answer.words) + DRAWS))
     spans = [span for span in grid_spans(shown.attention.keys) if pixel_geometry(span)]
     if not spans:

@@ -34,7 +34,8 @@ class ModelInput:
     `removed_boxes` are boxes of the photo, (left, top, right, bottom) as fractions of its width and
     height. `removed_ranges` are character ranges of the text. `boxes` are the candidate regions of
     a network over boxes; by default the photo is cut into tiles. `origin` maps characters of `text`
-    to those of the original text after words were masked; None is the identity.
+    to those of the original text after words were masked; None is the identity. `frames` are the
+    photos of a video, all of one size, in place of `photo`.
 
     Args:
         text: The text, if any.
@@ -43,6 +44,7 @@ class ModelInput:
         removed_ranges: Ranges of characters to remove.
         boxes: Candidate regions, for a network over boxes.
         origin: Characters of `text` for those of the original text.
+        frames: Photos of a video.
 
     Example:
         >>> ModelInput("what colour is the ball", removed_ranges=((5, 11),)).removed_ranges
@@ -55,6 +57,7 @@ class ModelInput:
     removed_ranges: tuple[tuple[int, int], ...] = ()
     boxes: tuple[Box, ...] = ()
     origin: tuple[TextRange, ...] | None = None
+    frames: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,11 +143,11 @@ def is_image_path(word: str) -> bool:
 
 
 def read_inputs(inputs: Sequence[str]) -> ModelInput:
-    """Read the photo and the text from the command line inputs."""
-    text, photo = None, None
+    """Read the photo and the text from the command line inputs; several images are a video."""
+    text, photos = None, []
     for word in inputs:
         if is_image_path(word):
-            photo = load_photo(word)
+            photos.append(load_photo(word))
         elif not word.strip():
             raise UserError("The text is empty.")
         # Python reads invalid bytes of a command line as lone surrogates, which no tokenizer takes.
@@ -152,7 +155,13 @@ def read_inputs(inputs: Sequence[str]) -> ModelInput:
             raise UserError("The text is not valid UTF-8.")
         else:
             text = word
-    return ModelInput(text, photo)
+    if len(photos) > 1:
+        sizes = {photo.shape[:2] for photo in photos}
+        if len(sizes) > 1:
+            found = ", ".join(f"{width} x {height}" for height, width in sorted(sizes))
+            raise UserError(f"The frames of a video need one size, got {found} pixels.")
+        return ModelInput(text, frames=tuple(photos))
+    return ModelInput(text, photos[0] if photos else None)
 
 
 def load_photo(path: Path | str) -> Any:
@@ -245,6 +254,8 @@ def prepare_call(
         UserError: if the model cannot take the input, or a text needs more than `max_flops`
             operations.
     """
+    if model_input.frames:
+        return _prepare_video(loaded, model_input, max_flops)
     if loaded.transform is not None:
         return _prepare_timm(loaded, model_input)
     config = loaded.model.config
@@ -288,6 +299,42 @@ def prepare_call(
     inputs, generated = _decoder_inputs(loaded, encoded)
     call, notes = keyword_call(loaded.model), _truncation_notes(loaded, encoded, config)
     return PreparedCall(inputs, call, model_input, text, notes, origin, captions, generated)
+
+
+def takes_video(loaded: LoadedModel) -> bool:
+    """Return whether a model has a token for videos, and its processor takes them."""
+    config = getattr(loaded.model, "config", None)
+    known = any(hasattr(config, name) for name in ("video_token_id", "video_token_index"))
+    if not known or loaded.processor is None or loaded.tokenizer is None:
+        return False
+    return "videos" in inspect.signature(loaded.processor.__call__).parameters
+
+
+def require_video(loaded: LoadedModel) -> None:
+    """Raise `UserError` if a model takes no video."""
+    if not takes_video(loaded):
+        raise UserError(
+            f"{loaded.name} takes no video, or has no processor for one: give it one image."
+        )
+
+
+def _prepare_video(loaded: LoadedModel, model_input: ModelInput, max_flops: float) -> PreparedCall:
+    """Prepare a video and a text."""
+    import numpy as np
+
+    require_video(loaded)
+    if model_input.text is None:
+        raise UserError(f"{loaded.name} needs a text with the video.")
+    text = _prompt(loaded, model_input.text, "video")
+    _check_tokens(loaded, text)
+    encoded = _to_device(
+        loaded,
+        loaded.processor(text=text, videos=[np.stack(model_input.frames)], return_tensors="pt"),
+    )
+    check_cost(loaded, encoded, max_flops)
+    notes = _truncation_notes(loaded, encoded, loaded.model.config)
+    origin = trace_origin(model_input, text)
+    return PreparedCall(encoded, keyword_call(loaded.model), model_input, text, notes, origin)
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -463,23 +510,24 @@ def _truncation_notes(
     return ()
 
 
-def _prompt(loaded: LoadedModel, text: str) -> str:
-    """Return the text as the prompt of a chat model, with the position of the image."""
+def _prompt(loaded: LoadedModel, text: str, kind: str = "image") -> str:
+    """Return the text as the prompt of a chat model, with the position of the image or video."""
     config = loaded.model.config
-    token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    token = getattr(config, f"{kind}_token_id", getattr(config, f"{kind}_token_index", None))
     if token is None:
         return text
-    sign = getattr(loaded.processor, "image_token", None)
+    sign = getattr(loaded.processor, f"{kind}_token", None)
     sign = sign or loaded.tokenizer.convert_ids_to_tokens(int(token))
     template = getattr(loaded.processor, "chat_template", None)
     # A template adds the mark itself.
     if isinstance(sign, str) and text.count(sign) > (0 if template else 1):
         raise UserError(
-            f"The text contains {sign!r} {text.count(sign)} times, which stands for an image: "
-            "leave it out; it is added for the one image that is given."
+            f"The text contains {sign!r} {text.count(sign)} times, which stands for "
+            f"{'an image' if kind == 'image' else 'a video'}: "
+            f"leave it out; it is added for the one {kind} that is given."
         )
     if template:
-        turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}
+        turn = {"role": "user", "content": [{"type": kind}, {"type": "text", "text": text}]}
         return str(loaded.processor.apply_chat_template([turn], add_generation_prompt=True))
     return text if sign in text else f"{sign}\n{text}"
 

@@ -20,6 +20,7 @@ from overt.inspect.inputs import (
     is_image_path,
     load_photo,
     read_inputs,
+    require_video,
     run_model,
 )
 from overt.inspect.load_model import load_model, locate_model, quiet_transformers
@@ -115,8 +116,12 @@ def check_request(
             "No input: give an image, a text in quotes, or both; a run needs none, or the id of "
             "one of its test samples."
         )
-    if len(pictures) > 1:
-        raise UserError(f"expected one image, got {len(pictures)}.")
+    if len(pictures) > 1 and out.suffix.lower() not in PAGE_SUFFIXES:
+        raise UserError(
+            f"Several images are the frames of a video, which needs a page (.html), not {out}."
+        )
+    if len(pictures) > 1 and options.deletion:
+        raise UserError("Deletion is not available for a video: leave out --deletion.")
     if len(inputs) - len(pictures) > 1:
         raise UserError(
             f"expected one text, got {len(inputs) - len(pictures)}: put the text into quotes, "
@@ -233,6 +238,8 @@ def view_model(
     from overt.capture import UncapturedAttentionError, watch
     from overt.nn.backbone_attention.attached_model import AttachedAttention
 
+    if model_input.frames:
+        require_video(loaded)
     # Networks of overt remove parts by masks; for other models they are covered.
     if loaded.spec is not None:
         panels, choices, notes, answers = view_network(loaded, model_input, options)

@@ -14,7 +14,7 @@ from overt.inspect.loaded_model import LoadedModel
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overt.attention import AttentionMap, Layout
+    from overt.attention import AttentionMap, Layout, Span
     from overt.capture import AttentionTrace, Call
     from overt.viz.panel import Choice, Panel
 
@@ -59,6 +59,7 @@ class ViewOptions:
 def infer_layouts(loaded: LoadedModel, prepared: PreparedCall) -> tuple[dict[str, "Layout"], str]:
     """Return the layout of each sequence, or an empty dict and the reason."""
     from overt.capture.layouts.hf_layouts import layouts_of
+    from overt.viz.video_strip import split_frames
 
     size = (
         None if prepared.model_input.photo is None else tuple(prepared.model_input.photo.shape[:2])
@@ -66,20 +67,36 @@ def infer_layouts(loaded: LoadedModel, prepared: PreparedCall) -> tuple[dict[str
     try:
         if loaded.transform is not None:
             return _timm_layout(loaded, prepared, size), ""
+        frames = prepared.model_input.frames
         layouts = layouts_of(
             loaded.model,
             prepared.inputs if prepared.prompt is None else prepared.prompt,
-            processor=loaded.image_processor,
+            processor=loaded.processor if frames else loaded.image_processor,
             tokenizer=loaded.tokenizer,
             images=None if size is None else [size],
             texts=None if prepared.text is None else [prepared.text],
+            videos=[(len(frames), *frames[0].shape[:2])] if frames else None,
         )
+        layouts = {part: split_frames(one) for part, one in layouts.items()}
     except ValueError as problem:
         return {}, str(problem).rstrip(".")
     if prepared.answer is not None and "language" in layouts:
         read = prepared.answer.ids[:-1].tolist()
         layouts["language"] = _with_answer(layouts["language"], read, loaded.tokenizer)
     return layouts, ""
+
+
+def photos_of(model_input: ModelInput, spans: Sequence["Span"]) -> dict[str, Any]:
+    """Return the photo behind each image grid, by the name of its span."""
+    from overt.viz.video_strip import is_frame, step_photos
+
+    names = list(dict.fromkeys(span.name for span in spans if is_frame(span)))
+    found = {}
+    if model_input.frames:
+        found = dict(zip(names, step_photos(model_input.frames, max(1, len(names))), strict=False))
+    elif model_input.photo is not None:
+        found = {span.name: model_input.photo for span in spans}
+    return found
 
 
 def _with_answer(prompt: "Layout", ids: Sequence[int], tokenizer: Any) -> "Layout":
@@ -286,8 +303,7 @@ def build_panel(
         attention = source(group, rows)
     except ValueError as problem:
         raise UserError(f"{title} has no map '{options.method}': {problem}.") from problem
-    pictures = [] if model_input.photo is None else [*grid_spans(queries), *grid_spans(keys)]
-    photos = {span.name: model_input.photo for span in pictures}
+    photos = photos_of(model_input, [*grid_spans(queries), *grid_spans(keys)])
     shown = make_panel(
         replace(attention, keys=keys).select(torch.tensor([0])),
         title,

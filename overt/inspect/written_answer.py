@@ -32,6 +32,7 @@ from overt.inspect.panels import (
     find_layer,
     layer_sinks,
     module_pattern,
+    photos_of,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def prepare_written_call(
 def _writes_answers(loaded: LoadedModel, prepared: PreparedCall) -> bool:
     """Return whether a decoder with image tokens reads an image and a text."""
     given = prepared.model_input
-    if given.photo is None or given.text is None or prepared.generated is not None:
+    looks = given.photo is not None or bool(given.frames)
+    if not looks or given.text is None or prepared.generated is not None:
         return False
     return (
         is_language_model(loaded)
@@ -199,14 +201,13 @@ def build_answer_panel(
     if attention.values.numel() > options.max_weights:
         attention = attention.over_heads()
         about.append("All heads would be too many numbers: this is their mean.")
-    photo = prepared.model_input.photo
     shown = make_panel(
         replace(attention, keys=keys).select(torch.tensor([0])),
         title,
         [f"{options.method} through {len(group)} layers"] if through else group.names,
         answer.words,
         key_names,
-        {span.name: photo for span in grid_spans(keys)},
+        photos_of(prepared.model_input, grid_spans(keys)),
         about=" ".join(part for part in about if part),
     )
     shown = replace(shown, chances=word_probabilities(scores, answer))

@@ -30,6 +30,7 @@ from overt.viz.panel import (
 from overt.viz.photo_overlay import DEFAULT_STYLE, colour_table, opacities, white_colour_table
 from overt.viz.templates import base64_text, data_uri, encode_image, render_template
 from overt.viz.text_heatmap import weighted_pieces
+from overt.viz.video_strip import is_frame
 
 MAX_WEIGHTS = 6_000_000  # per panel, two bytes each: 12 layers of 12 heads and 200 tokens
 MAX_SIDE = 900  # pixels
@@ -144,6 +145,8 @@ def _axis(
     for span in grid_spans(layout):
         block: dict[str, Any] = {"kind": "grid", "name": span.name, "shape": list(span.shape)}
         block["at"] = span_positions(span)
+        if is_frame(span):
+            block["frame"] = True
         photo = shown.photos.get(span.name)
         if photo is not None:
             block["photo"] = photos.add(photo)

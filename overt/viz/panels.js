@@ -13,11 +13,14 @@ function drawPanels(data, place, hooks) {
   const make = (kind, name, parent, text) => {
     const made = document.createElement(kind);
     if (name) made.className = name;
+    if (kind === "button") made.type = kind;
     if (text !== undefined) made.textContent = text;
     if (parent) parent.append(made);
     return made;
   };
 
+  const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  const lay = (one, l, t, w, h) => Object.assign(one.style, { left: `${100 * l}%`, top: `${100 * t}%`, width: `${100 * w}%`, height: `${100 * h}%` });
   const gone = data.removed || { without: [], unsaid: [] };
 
   // characters of the input text for those of the displayed text, which may have a prompt around it or a mask token in
@@ -69,6 +72,7 @@ function drawPanels(data, place, hooks) {
       for (const k of left) found[k] = 0;
       return found;
     };
+    const valuesAt = (places, weights) => places.map((at) => (at < 0 ? 0 : weights[at]));
     const highest = (values) => { // as in overt.viz.photo_overlay: uniform maps stay pale
       let top = 0, sum = 0;
       for (const value of values) { top = Math.max(top, value); sum += value; }
@@ -88,17 +92,20 @@ function drawPanels(data, place, hooks) {
       }));
       return found;
     };
+    const canvasOf = (image) => {
+      const canvas = make("canvas");
+      canvas.width = image.width; canvas.height = image.height;
+      canvas.getContext("2d").putImageData(image, 0, 0);
+      return canvas;
+    };
     const painted = (values, rows, columns, colours, wide, top = highest(values) || 1) => {
-      const canvas = document.createElement("canvas");
-      canvas.width = columns; canvas.height = rows;
       const image = new ImageData(columns, rows);
       for (let n = 0; n < rows * columns; n++) {
         const level = Math.min(255, Math.round(255 * values[n] / top)) * wide;
         for (let c = 0; c < 3; c++) image.data[4 * n + c] = colours[level + c];
         image.data[4 * n + 3] = wide === 4 ? colours[level + 3] : 255;
       }
-      canvas.getContext("2d").putImageData(image, 0, 0);
-      return canvas;
+      return canvasOf(image);
     };
 
     const section = make("section", "panel", place);
@@ -112,7 +119,6 @@ function drawPanels(data, place, hooks) {
     slider.setAttribute("aria-label", `Layer of ${panel.title}`);
     const layered = make("output", "", slider.parentNode);
     const sweep = make("button", "sweep", form, "Play layers");
-    sweep.type = "button";
     const choice = make("select", "head", field("Head"));
     if (panel.heads > 1) make("option", "", choice, "mean of all").value = "";
     if (panel.heads > 1 && !panel.hard) make("option", "", choice, "all, in colors").value = "all";
@@ -125,7 +131,6 @@ function drawPanels(data, place, hooks) {
     switched.hidden = !special.length || special.length === keys;
     const spoken = panel.queries.blocks.every((block) => block.kind === "text");
     const mean = make("button", "mean", form, spoken ? "Mean of all words" : "Mean of all queries");
-    mean.type = "button";
     let playing = 0; // shows each layer in turn, once
     const stop = () => { clearInterval(playing); playing = 0; sweep.textContent = "Play layers"; };
     const open = (layer) => { state.layer = layer; slider.value = layer; draw(); };
@@ -169,12 +174,14 @@ function drawPanels(data, place, hooks) {
     const legend = make("p", "legend", section, "Heads: ");
     for (const head of panel.heads > 1 ? heads : []) {
       const one = make("button", "", legend, String(head));
-      one.type = "button";
       one.title = `Show head ${head} alone`;
       one.style.setProperty("--head", `hsl(${hue(head)} 85% 50%)`);
       one.addEventListener("click", () => choose(head));
     }
 
+    const pictures = panel.keys.blocks.filter((block) => block.kind === "grid");
+    const frames = pictures.filter((block) => block.frame), video = frames.flatMap((block) => block.at);
+    const MIXED = "Each place has the color of the head with most weight there";
     const redraw = [];
     let colored = null; // the weights of every head, while all are shown in colors
     const maps = make("div", "maps", section), chosen = make("div", "chosen", maps);
@@ -186,7 +193,6 @@ function drawPanels(data, place, hooks) {
       make("h3", "", chosen, spoken ? "Attention of this word" : "Attention of this query");
     }
     axis(panel.keys, panel.same, true);
-    const pictures = panel.keys.blocks.filter((block) => block.kind === "grid");
     const regions = panel.keys.blocks.some((block) => block.kind === "boxes");
     chosen.classList.toggle("words", !pictures.length && !regions);
     if (!pictures.length && !regions && queries > 1) table();
@@ -194,9 +200,9 @@ function drawPanels(data, place, hooks) {
 
     // the blocks of an axis: to choose a query from, to show weights on, or both
     function axis(side, from, onto) {
-      const place = make("div", "axis", chosen);
+      const place = make("div", "axis", chosen), strip = side.blocks.some((block) => block.frame) ? film(place, onto) : null;
       for (const block of side.blocks) {
-        if (block.kind === "grid") picture(side, block, place, from, onto);
+        if (block.kind === "grid") picture(side, block, block.frame ? strip : place, from, onto);
         else if (block.kind === "boxes") boxes(side, block, place, from, onto);
         else {
           const inside = make("div", block.kind, place);
@@ -213,9 +219,27 @@ function drawPanels(data, place, hooks) {
       }
     }
 
+    function ruler(place, scaled = true) {
+      const range = make("p", "range", place);
+      if (scaled) make("span", "low", range, "0 "), make("span", "scale", range);
+      const told = make("span", "told", range);
+      return (text) => { range.classList.toggle("plain", Boolean(colored)); told.textContent = text; };
+    }
+
+    // frames of a video
+    function film(place, onto) {
+      const inside = make("div", "film", place), strip = make("div", "strip", inside);
+      if (!onto || panel.hard) return strip;
+      const tell = ruler(inside);
+      redraw.push((weights) => {
+        const values = valuesAt(video, weights);
+        tell(colored ? MIXED : `${highest(values).toPrecision(3)}, all frames · ${share(values, weights)} is on the video`);
+      });
+      return strip;
+    }
+
     function token(inside, piece, at, from, onto, among, range) {
       const made = make("button", "token", inside, piece.trim() ? piece : piece || "·");
-      made.type = "button";
       made.dataset.at = at;
       if (range && gone.unsaid.some(([a, b]) => a < range[1] && range[0] < b)) made.classList.add("gone");
       made.addEventListener("click", () => {
@@ -259,8 +283,8 @@ function drawPanels(data, place, hooks) {
     // a picture in which each pixel has the color of the head with the most weight there
     function mixture(block, times) {
       const [rows, columns] = block.shape, wide = columns * times;
-      const fine = colored.map((weights) => smooth(block.at.map((at) => (at < 0 ? 0 : weights[at])), rows, columns, times));
-      const tops = fine.map((values) => highest(values) || 1);
+      const fine = colored.map((weights) => smooth(valuesAt(block.at, weights), rows, columns, times));
+      const tops = fine.map((values, head) => highest(block.frame ? valuesAt(video, colored[head]) : values) || 1);
       const image = new ImageData(wide, rows * times);
       const part = (n, h) => { // a channel of hsl(hue 85% 50%), from 0 to 1
         const k = (n + h / 30) % 12;
@@ -272,10 +296,7 @@ function drawPanels(data, place, hooks) {
         for (const head of heads) if (fine[head][n] / tops[head] > fine[best][n] / tops[best]) best = head;
         image.data.set([...colours[best], 217 * fine[best][n] / tops[best]], 4 * n);
       }
-      const canvas = document.createElement("canvas");
-      canvas.width = wide; canvas.height = rows * times;
-      canvas.getContext("2d").putImageData(image, 0, 0);
-      return canvas;
+      return canvasOf(image);
     }
 
     // the probability of a written word, and its change by a removal
@@ -302,7 +323,7 @@ function drawPanels(data, place, hooks) {
     function covers(frame) {
       for (const [l, t, r, b] of gone.without) {
         const cover = make("div", "gone", frame);
-        Object.assign(cover.style, { left: `${100 * l}%`, top: `${100 * t}%`, width: `${100 * (r - l)}%`, height: `${100 * (b - t)}%` });
+        lay(cover, l, t, r - l, b - t);
       }
     }
     const add = (all) => all.reduce((a, b) => a + b, 0);
@@ -323,8 +344,7 @@ function drawPanels(data, place, hooks) {
         const [l, t, r, b] = block.boxes[n], at = block.at[n];
         if (at < 0 || r <= l || b <= t) continue;
         const one = make("button", "region", frame);
-        one.type = "button";
-        Object.assign(one.style, { left: `${100 * l}%`, top: `${100 * t}%`, width: `${100 * (r - l)}%`, height: `${100 * (b - t)}%` });
+        lay(one, l, t, r - l, b - t);
         const label = make("span", "", one);
         one.addEventListener("click", () => {
           if (touch && removing() && block.photo !== undefined) touch({ box: [l, t, r, b] });
@@ -335,7 +355,7 @@ function drawPanels(data, place, hooks) {
       covers(frame);
       const told = onto ? make("p", "range", figure) : null;
       redraw.push((weights) => {
-        const values = block.at.map((at) => (at < 0 ? 0 : weights[at]));
+        const values = valuesAt(block.at, weights);
         const top = highest(values) || 1, strong = [...values].sort((a, b) => b - a)[2] || 0;
         for (const [one, label, at] of made) {
           const level = 4 * Math.min(255, Math.round(255 * weights[at] / top));
@@ -363,13 +383,13 @@ function drawPanels(data, place, hooks) {
       const times = block.photo === undefined ? 1 : Math.ceil(192 / Math.max(rows, columns));
       canvas.width = columns * times; canvas.height = rows * times;
       canvas.setAttribute("role", "img");
-      Object.assign(canvas.style, { left: `${100 * left}%`, top: `${100 * top}%`, width: `${100 * wide}%`, height: `${100 * tall}%` });
+      lay(canvas, left, top, wide, tall);
       if (block.flip) canvas.style.transform = "scaleX(-1)";
       const mark = make("div", "cell", frame), marks = make("div", "marks", frame);
       covers(frame);
       const put = (one, at) => {
         const [a, b, c, d] = box(at);
-        Object.assign(one.style, { left: `${100 * a}%`, top: `${100 * b}%`, width: `${100 * (c - a)}%`, height: `${100 * (d - b)}%` });
+        lay(one, a, b, c - a, d - b);
       };
       if (onto) redraw.push(() => { // sinks, and selected cells
         marks.replaceChildren();
@@ -385,7 +405,7 @@ function drawPanels(data, place, hooks) {
         canvas.classList.add("kept");
         const told = make("p", "range", figure);
         redraw.push((weights) => {
-          const values = block.at.map((at) => (at < 0 ? 0 : weights[at]));
+          const values = valuesAt(block.at, weights);
           const context = canvas.getContext("2d"), count = values.filter((value) => value > 0).length;
           context.clearRect(0, 0, canvas.width, canvas.height);
           context.fillStyle = "rgba(24, 24, 28, .8)"; // covers dropped cells
@@ -395,24 +415,16 @@ function drawPanels(data, place, hooks) {
         });
       } else if (onto) {
         const uniform = make("span", "uniform", frame); // over the photo, so that nothing moves while pointing
-        const range = make("p", "range", figure);
-        make("span", "low", range, "0 ");
-        make("span", "scale", range);
-        const told = make("span", "told", range);
+        const tell = ruler(figure, !block.frame);
         redraw.push((weights) => {
-          const values = block.at.map((at) => (at < 0 ? 0 : weights[at]));
+          const values = valuesAt(block.at, weights);
+          const top = highest(block.frame ? valuesAt(video, weights) : values);
           const context = canvas.getContext("2d");
           context.clearRect(0, 0, canvas.width, canvas.height);
-          range.classList.toggle("plain", Boolean(colored));
-          uniform.textContent = colored ? "" : flat(values);
-          if (colored) {
-            context.drawImage(mixture(block, times), 0, 0);
-            told.textContent = "Each place has the color of the head with the most weight there";
-          } else {
-            const fine = smooth(values, rows, columns, times);
-            context.drawImage(painted(fine, rows * times, columns * times, heat, 4, highest(values) || 1), 0, 0);
-            told.textContent = `${highest(values).toPrecision(3)} · ${share(values, weights)} is on this image`;
-          }
+          uniform.textContent = colored || block.frame ? "" : flat(values);
+          const fine = colored ? mixture(block, times) : painted(smooth(values, rows, columns, times), rows * times, columns * times, heat, 4, top || 1);
+          context.drawImage(fine, 0, 0);
+          tell(block.frame ? `${block.name}: ${share(values, weights)}` : colored ? MIXED : `${top.toPrecision(3)} · ${share(values, weights)} is on this image`);
           canvas.setAttribute("aria-label", `${block.name}: ${share(values, weights)}`);
         });
       }
@@ -442,7 +454,7 @@ function drawPanels(data, place, hooks) {
         frame.addEventListener("click", (event) => { const at = cell(event); if (at !== undefined && !remove(at)) pick(at); });
         frame.addEventListener("keydown", (event) => {
           if (event.key === "Enter" && remove(state.query)) return;
-          const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+          const move = ARROWS[event.key];
           if (!move) return;
           event.preventDefault();
           const at = Math.max(0, block.at.indexOf(state.query));
@@ -457,10 +469,7 @@ function drawPanels(data, place, hooks) {
         const at = from && query() !== null ? block.at.indexOf(query()) : -1;
         mark.hidden = at < 0;
         const r = Math.floor(at / columns), c = block.flip ? columns - 1 - (at % columns) : at % columns;
-        Object.assign(mark.style, {
-          left: `${100 * (left + wide * c / columns)}%`, top: `${100 * (top + tall * r / rows)}%`,
-          width: `${100 * wide / columns}%`, height: `${100 * tall / rows}%`,
-        });
+        lay(mark, left + wide * c / columns, top + tall * r / rows, wide / columns, tall / rows);
       });
     }
 
@@ -482,7 +491,7 @@ function drawPanels(data, place, hooks) {
       frame.addEventListener("blur", () => point(false));
       frame.addEventListener("click", (event) => { const at = cell(event); if (at !== undefined) act(at); });
       frame.addEventListener("keydown", (event) => {
-        const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+        const move = ARROWS[event.key];
         if (event.key === "Enter" && block.at[r * columns + c] >= 0) act(block.at[r * columns + c]);
         if (!move) return;
         event.preventDefault();
@@ -529,7 +538,6 @@ function drawPanels(data, place, hooks) {
       });
       used.append(". ");
       const clear = make("button", "clear", used, "Clear selection");
-      clear.type = "button";
       clear.addEventListener("click", () => { state.region = []; draw(); });
     }
 
@@ -584,7 +592,12 @@ function drawPanels(data, place, hooks) {
     }
 
     function tiles() {
-      const grid = pictures[0], layers = panel.layers.length;
+      let grid = pictures[0];
+      if (frames.length) { // side by side
+        const [r, c] = grid.shape, line = (n) => frames.flatMap((block) => block.at.slice(n * c, n * c + c));
+        grid = { shape: [r, c * frames.length], at: [...Array(r).keys()].flatMap(line) };
+      }
+      const layers = panel.layers.length;
       const place = make("div", "overview", maps);
       make("h3", "", place, "Rows: layers; columns: heads; each on its own scale");
       const [rows, columns] = grid ? grid.shape : [queries, keys];
@@ -626,7 +639,7 @@ function drawPanels(data, place, hooks) {
           let small = fixed && fixed[layer * panel.heads + head];
           if (grid) {
             const weights = row(layer, head, query());
-            small = painted(grid.at.map((at) => (at < 0 ? 0 : weights[at])), rows, columns, white, 3);
+            small = painted(valuesAt(grid.at, weights), rows, columns, white, 3);
           }
           context.drawImage(small, x, y, wide, tall);
           const on = layer === state.layer && (typeof state.head !== "number" || head === state.head);
@@ -675,7 +688,6 @@ function drawPanels(data, place, hooks) {
       for (const each of redraw) each(weights, most);
       if (state.boxes.length && touch && data.panels.length) {
         const again = make("button", "again", used, "Remove these cells and run again");
-        again.type = "button";
         const boxes = state.boxes;
         again.addEventListener("click", () => touch({ boxes }));
       }

@@ -35,11 +35,11 @@ def render_template(name: str, **values: Any) -> str:
 
 
 def compact_script(text: str) -> str:
-    """Drop the indentation, empty lines and comment lines of a script.
+    """Drop the indentation, empty lines and comments of a script.
 
-    Scripts of this package have no string of several lines.
+    Scripts of this package have no string of several lines, and no quote in a comment after code.
     """
-    lines = (line.strip() for line in text.splitlines())
+    lines = (re.sub(r"\s// [^\"'`]*$", "", line).strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 

@@ -219,7 +219,7 @@ def test_view_model_does_not_change_the_model(subjects: dict[str, LoadedModel]) 
             ViewOptions(head=1, method="relevance"),
             "--layer.*--head",
         ),
-        ("view.png", ["a.png", "b.png"], ViewOptions(), "one image, got 2"),
+        ("view.png", ["a.png", "b.png"], ViewOptions(), "page.*html"),
         (
             "view.png",
             ["a", "dog", "ran"],

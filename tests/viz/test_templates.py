@@ -18,8 +18,8 @@ def test_missing_template_value_raises() -> None:
 
 def test_scripts_and_styles_are_compacted_outside_of_strings() -> None:
     assert (
-        compact_script("  // a line\n\n  if (a) {\n    b(); // c\n  }\n")
-        == "if (a) {\nb(); // c\n}"
+        compact_script("  // a line\n\n  if (a) {\n    b('https://c'); // d\n  }\n")
+        == "if (a) {\nb('https://c');\n}"
     )
     style = (
         'a::after, b > c { content: ": x; y"; margin: 0 1px; }\n:root :is(d) { top: 0; } /* e, f */'
