@@ -348,6 +348,6 @@ def git_commit() -> str | None:
 
 
 def _git(root: Path, *words: str) -> str:
-    command = ["git", "-C", str(root), *words]
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]  # leaves no lock
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
