@@ -229,7 +229,7 @@ def view_model(
     Example:
         >>> from overt.inspect.small_models import example_input
         >>> loaded = load_model(locate_model("overt:hard-attention"), "hard-attention")
-        >>> view = view_model(loaded, example_input("hard-attention"))
+        >>> view = view_model(loaded, example_input("overt:hard-attention", writes=False))
         >>> view.title, len(view.panels)
         ('Where hard-attention (HAN) looks', 1)
     """

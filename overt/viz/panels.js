@@ -19,6 +19,9 @@ function drawPanels(data, place, hooks) {
     return made;
   };
 
+  const listen = (node, kind, act) => node.addEventListener(kind, act);
+  const describe = (node, text) => node.setAttribute("aria-label", text);
+
   const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   const lay = (one, l, t, w, h) => Object.assign(one.style, { left: `${100 * l}%`, top: `${100 * t}%`, width: `${100 * w}%`, height: `${100 * h}%` });
   const gone = data.removed || { without: [], unsaid: [] };
@@ -109,14 +112,14 @@ function drawPanels(data, place, hooks) {
     };
 
     const section = make("section", "panel", place);
-    section.setAttribute("aria-label", panel.title);
+    describe(section, panel.title);
     make("h2", "", section, panel.title);
     if (panel.about) make("p", "about", section, panel.about);
     const form = make("div", "choose", section);
-    const field = (name) => { const made = make("label", "", form, name); return made; };
+    const field = (name) => make("label", "", form, name);
     const slider = make("input", "layer", field("Layer"));
     slider.type = "range"; slider.min = 0; slider.max = panel.layers.length - 1; slider.value = state.layer;
-    slider.setAttribute("aria-label", `Layer of ${panel.title}`);
+    describe(slider, `Layer of ${panel.title}`);
     const layered = make("output", "", slider.parentNode);
     const sweep = make("button", "sweep", form, "Play layers");
     const choice = make("select", "head", field("Head"));
@@ -134,8 +137,8 @@ function drawPanels(data, place, hooks) {
     let playing = 0; // shows each layer in turn, once
     const stop = () => { clearInterval(playing); playing = 0; sweep.textContent = "Play layers"; };
     const open = (layer) => { state.layer = layer; slider.value = layer; draw(); };
-    slider.addEventListener("input", () => { stop(); open(Number(slider.value)); });
-    sweep.addEventListener("click", () => {
+    listen(slider, "input", () => { stop(); open(Number(slider.value)); });
+    listen(sweep, "click", () => {
       if (playing) return stop();
       sweep.textContent = "Stop";
       open(0);
@@ -145,9 +148,9 @@ function drawPanels(data, place, hooks) {
       }, 700);
     });
     const choose = (head) => { state.head = head; choice.value = head === null ? "" : head; draw(); };
-    choice.addEventListener("change", () => choose(["", "all"].includes(choice.value) ? choice.value || null : Number(choice.value)));
-    hide.addEventListener("change", () => { state.plain = hide.checked; draw(); });
-    mean.addEventListener("click", () => { state.query = null; draw(); });
+    listen(choice, "change", () => choose(["", "all"].includes(choice.value) ? choice.value || null : Number(choice.value)));
+    listen(hide, "change", () => { state.plain = hide.checked; draw(); });
+    listen(mean, "click", () => { state.query = null; draw(); });
     slider.parentNode.hidden = sweep.hidden = panel.layers.length === 1; // hide controls without a choice
     choice.parentNode.hidden = panel.heads === 1;
     mean.hidden = queries === 1;
@@ -156,7 +159,7 @@ function drawPanels(data, place, hooks) {
       box.type = "checkbox";
       label.append("Leave out attention sinks");
       label.title = "Keys that take over five times the uniform weight in most rows of this layer; the others grow to the same sum";
-      box.addEventListener("change", () => { state.leave = box.checked; draw(); });
+      listen(box, "change", () => { state.leave = box.checked; draw(); });
     }
     const now = make("p", "now", section);
     now.setAttribute("aria-live", "polite");
@@ -176,7 +179,7 @@ function drawPanels(data, place, hooks) {
       const one = make("button", "", legend, String(head));
       one.title = `Show head ${head} alone`;
       one.style.setProperty("--head", `hsl(${hue(head)} 85% 50%)`);
-      one.addEventListener("click", () => choose(head));
+      listen(one, "click", () => choose(head));
     }
 
     const pictures = panel.keys.blocks.filter((block) => block.kind === "grid");
@@ -242,15 +245,15 @@ function drawPanels(data, place, hooks) {
       const made = make("button", "token", inside, piece.trim() ? piece : piece || "·");
       made.dataset.at = at;
       if (range && gone.unsaid.some(([a, b]) => a < range[1] && range[0] < b)) made.classList.add("gone");
-      made.addEventListener("click", () => {
+      listen(made, "click", () => {
         if (touch && removing() && range) touch({ range });
         else if (from) pick(at);
         else select(at);
       });
       if (written && from) chance(made, at);
       if (from) {
-        made.addEventListener("pointerenter", () => hover(at));
-        made.addEventListener("pointerleave", () => hover(undefined));
+        listen(made, "pointerenter", () => hover(at));
+        listen(made, "pointerleave", () => hover(undefined));
       }
       redraw.push((weights, most) => {
         if (onto) {
@@ -346,7 +349,7 @@ function drawPanels(data, place, hooks) {
         const one = make("button", "region", frame);
         lay(one, l, t, r - l, b - t);
         const label = make("span", "", one);
-        one.addEventListener("click", () => {
+        listen(one, "click", () => {
           if (touch && removing() && block.photo !== undefined) touch({ box: [l, t, r, b] });
           else if (from) pick(at);
         });
@@ -365,7 +368,7 @@ function drawPanels(data, place, hooks) {
           label.textContent = best ? amount(weights[at]) : "";
           const said = onto ? `${side.names[at]}: ${amount(weights[at])}` : side.names[at];
           one.title = said;
-          one.setAttribute("aria-label", said);
+          describe(one, said);
           if (from) one.setAttribute("aria-pressed", String(query() === at));
         }
         if (told) told.textContent = `${share(values, weights)} is on these ${made.length} boxes`;
@@ -411,7 +414,7 @@ function drawPanels(data, place, hooks) {
           context.fillStyle = "rgba(24, 24, 28, .8)"; // covers dropped cells
           values.forEach((value, n) => { if (!(value > 0)) context.fillRect((n % columns) * times, Math.floor(n / columns) * times, times, times); });
           told.textContent = `${count} of ${values.length} cells are kept; dark cells were dropped`;
-          canvas.setAttribute("aria-label", `${block.name}: ${told.textContent}`);
+          describe(canvas, `${block.name}: ${told.textContent}`);
         });
       } else if (onto) {
         const uniform = make("span", "uniform", frame); // over the photo, so that nothing moves while pointing
@@ -425,7 +428,7 @@ function drawPanels(data, place, hooks) {
           const fine = colored ? mixture(block, times) : painted(smooth(values, rows, columns, times), rows * times, columns * times, heat, 4, top || 1);
           context.drawImage(fine, 0, 0);
           tell(block.frame ? `${block.name}: ${share(values, weights)}` : colored ? MIXED : `${top.toPrecision(3)} · ${share(values, weights)} is on this image`);
-          canvas.setAttribute("aria-label", `${block.name}: ${share(values, weights)}`);
+          describe(canvas, `${block.name}: ${share(values, weights)}`);
         });
       }
       const cell = (event) => {
@@ -448,11 +451,11 @@ function drawPanels(data, place, hooks) {
       if (from) {
         frame.tabIndex = 0;
         frame.setAttribute("role", "application");
-        frame.setAttribute("aria-label", `${block.name}: arrow keys choose a cell`);
-        frame.addEventListener("pointermove", (event) => hover(cell(event)));
-        frame.addEventListener("pointerleave", () => hover(undefined));
-        frame.addEventListener("click", (event) => { const at = cell(event); if (at !== undefined && !remove(at)) pick(at); });
-        frame.addEventListener("keydown", (event) => {
+        describe(frame, `${block.name}: arrow keys choose a cell`);
+        listen(frame, "pointermove", (event) => hover(cell(event)));
+        listen(frame, "pointerleave", () => hover(undefined));
+        listen(frame, "click", (event) => { const at = cell(event); if (at !== undefined && !remove(at)) pick(at); });
+        listen(frame, "keydown", (event) => {
           if (event.key === "Enter" && remove(state.query)) return;
           const move = ARROWS[event.key];
           if (!move) return;
@@ -479,7 +482,7 @@ function drawPanels(data, place, hooks) {
       let r = 0, c = 0;
       frame.tabIndex = 0;
       frame.setAttribute("role", "application");
-      const say = () => frame.setAttribute("aria-label", `${block.name}: cell ${r},${c}; arrow keys choose one, Enter ${touch && removing() ? "removes" : "selects"} it`);
+      const say = () => describe(frame, `${block.name}: cell ${r},${c}; arrow keys choose one, Enter ${touch && removing() ? "removes" : "selects"} it`);
       const point = (on) => {
         const at = block.at[r * columns + c];
         mark.hidden = !on || at < 0;
@@ -487,10 +490,10 @@ function drawPanels(data, place, hooks) {
         say();
       };
       point(false);
-      frame.addEventListener("focus", () => point(frame.matches(":focus-visible")));
-      frame.addEventListener("blur", () => point(false));
-      frame.addEventListener("click", (event) => { const at = cell(event); if (at !== undefined) act(at); });
-      frame.addEventListener("keydown", (event) => {
+      listen(frame, "focus", () => point(frame.matches(":focus-visible")));
+      listen(frame, "blur", () => point(false));
+      listen(frame, "click", (event) => { const at = cell(event); if (at !== undefined) act(at); });
+      listen(frame, "keydown", (event) => {
         const move = ARROWS[event.key];
         if (event.key === "Enter" && block.at[r * columns + c] >= 0) act(block.at[r * columns + c]);
         if (!move) return;
@@ -538,7 +541,7 @@ function drawPanels(data, place, hooks) {
       });
       used.append(". ");
       const clear = make("button", "clear", used, "Clear selection");
-      clear.addEventListener("click", () => { state.region = []; draw(); });
+      listen(clear, "click", () => { state.region = []; draw(); });
     }
 
     function block(layer, head) { // all rows of one layer and head
@@ -556,15 +559,15 @@ function drawPanels(data, place, hooks) {
       canvas.width = sharp * (side + unit * keys); canvas.height = sharp * (side + unit * queries);
       canvas.style.width = `${side + unit * keys}px`;
       canvas.setAttribute("role", "img");
-      canvas.setAttribute("aria-label", `Weights of ${queries} queries on ${keys} keys`);
+      describe(canvas, `Weights of ${queries} queries on ${keys} keys`);
       const over = (event) => {
         const box = canvas.getBoundingClientRect(), size = canvas.width / sharp / box.width;
         const q = Math.floor(((event.clientY - box.top) * size - side) / unit);
         return q >= 0 && q < queries ? q : undefined;
       };
-      canvas.addEventListener("pointermove", (event) => hover(over(event)));
-      canvas.addEventListener("pointerleave", () => hover(undefined));
-      canvas.addEventListener("click", (event) => { const at = over(event); if (at !== undefined) pick(at); });
+      listen(canvas, "pointermove", (event) => hover(over(event)));
+      listen(canvas, "pointerleave", () => hover(undefined));
+      listen(canvas, "click", (event) => { const at = over(event); if (at !== undefined) pick(at); });
       let last = "", kept = null;
       redraw.push(() => {
         const key = `${state.layer} ${state.head} ${state.plain} ${state.leave}`;
@@ -609,8 +612,8 @@ function drawPanels(data, place, hooks) {
       canvas.width = sharp * width; canvas.height = sharp * height;
       canvas.style.width = `${width}px`;
       canvas.setAttribute("role", "img");
-      canvas.setAttribute("aria-label", `Thumbnails of ${layers} layers and ${panel.heads} heads`);
-      canvas.addEventListener("click", (event) => {
+      describe(canvas, `Thumbnails of ${layers} layers and ${panel.heads} heads`);
+      listen(canvas, "click", (event) => {
         const box = canvas.getBoundingClientRect(), size = width / box.width;
         const head = Math.floor(((event.clientX - box.left) * size - edge) / (wide + gap));
         const layer = Math.floor(((event.clientY - box.top) * size - edge) / (tall + gap));
@@ -689,7 +692,7 @@ function drawPanels(data, place, hooks) {
       if (state.boxes.length && touch && data.panels.length) {
         const again = make("button", "again", used, "Remove these cells and run again");
         const boxes = state.boxes;
-        again.addEventListener("click", () => touch({ boxes }));
+        listen(again, "click", () => touch({ boxes }));
       }
     }
     section.id = `panel-${number}`;
