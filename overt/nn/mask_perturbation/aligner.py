@@ -839,7 +839,9 @@ def align(
             `model(**inputs).loss` of Hugging Face, which is the mean over `rows`. Whatever does not
             depend on cross-attention, such as the encoder, can be computed before.
         strength: weight of the penalty, lambda.
-        rows: words that are not padding.
+        rows: the positions whose prediction has a label, without padding. `labels != -100` if row t
+            predicts label t (VisionEncoderDecoder); BLIP and decoder-only models shift the labels
+            themselves: `torch.nn.functional.pad(labels[:, 1:] != -100, (0, 1))`.
         restrict: restricts the gradient of the masks' losses. `fit` does this itself, so
             `restricted_by_fit` saves it the work; sharded parameters need it too.
 

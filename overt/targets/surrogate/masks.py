@@ -376,8 +376,8 @@ class RemoveWords:
     """Remove a few words, by default every pair: n (n - 1) / 2 masks (section 3.2).
 
     A text with more than `count` choices uses `count` of them, smaller sizes first and the rest at
-    random. A text with fewer words than a size has no choice of that size. Padding is never
-    removed.
+    random. A text with fewer words than a size has no choice of that size. Padding that the model
+    hides from its attention is never removed; a model that attends to padding can lose it.
 
     Args:
         sizes: How many words are removed at once: (1, 2) means each word and each pair.
