@@ -57,7 +57,7 @@ def contours(
         >>> contours(np.zeros((8, 8, 3), np.uint8), np.eye(4)).shape
         (256, 256, 3)
     """
-    cells, geometry = place_cells(cells, geometry)
+    cells, geometry = place_cells(cells, geometry, image)
     check_finite(cells)
     photo, geometry = place_photo(image, geometry, style)
     heat = paint_map(cells, geometry)
@@ -106,7 +106,7 @@ def hard_mask(
         >>> picture[0, 0].tolist(), picture[0, 255].tolist()  # the first cell has 60 %
         ([200, 200, 200], [50, 50, 50])
     """
-    cells, geometry = place_cells(cells, geometry)
+    cells, geometry = place_cells(cells, geometry, image)
     check_finite(cells)
     kept = top_share_mask(cells, share)
     return spotlight(image, np.where(kept, 1.0, 0.0), geometry, style, truth)

@@ -79,8 +79,8 @@ def compare_maps(
         ['before', 'after', 'after − before']
     """
     photo = as_photo(photo)
-    after, geometry = place_cells(after, geometry)
-    before, geometry = place_cells(before, geometry)
+    after, geometry = place_cells(after, geometry, photo)
+    before, geometry = place_cells(before, geometry, photo)
     for cells in (before, after):
         check_finite(cells)
     top = max(colour_limit(map_density(cells)) for cells in (before, after))

@@ -16,7 +16,7 @@ from overt import io
 from overt.attention import AttentionMap
 from overt.viz.browse_page import render_page
 from overt.viz.panel import Choice, Panel, choose, grid_spans, make_panel
-from overt.viz.photo_overlay import as_photo
+from overt.viz.photo_overlay import as_photo, warn_if_stretched
 from overt.viz.templates import sandboxed_frame
 
 
@@ -83,6 +83,9 @@ def view(
     one = attention.select(torch.tensor([row], device=attention.values.device))
     same = len(one.queries) == len(one.keys)
     spans = [*grid_spans(one.queries), *grid_spans(one.keys)] if picture is not None else []
+    for span in {one.name: one for one in spans}.values():  # an axis of each may have it
+        if picture is not None and span.geometry is None:
+            warn_if_stretched((span.shape[0], span.shape[1]), picture)
     shown = make_panel(
         one,
         title,

@@ -4,6 +4,7 @@ The map is placed on the original photo by the same geometry that aligns loss ta
 metrics always agree.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -78,7 +79,8 @@ def overlay(
             negative ones count as zero. Of a map, the last layer, the mean of the heads and the
             class token (else the mean of the queries) are drawn; `layer` and `head` of the map
             choose others.
-        geometry: maps the photo to the grid; None: that of the map, else the grid covers the photo.
+        geometry: maps the photo to the grid; None: that of the map, else the grid covers the photo,
+            with a warning if a map then has another aspect ratio.
         style: colours, opacity and size.
         truth: evidence on a grid of cells; it is outlined.
 
@@ -95,7 +97,7 @@ def overlay(
         >>> overlay(np.zeros((64, 64, 3), np.uint8), heat).shape
         (256, 256, 3)
     """
-    cells, geometry = place_cells(cells, geometry)
+    cells, geometry = place_cells(cells, geometry, image)
     photo, geometry = place_photo(image, geometry, style)
     levels = heat_levels(cells, geometry, style)
     alpha = opacities(style)[levels][..., None]
@@ -107,13 +109,35 @@ def overlay(
 
 
 def place_cells(
-    cells: AttentionMap | Float[np.ndarray, "r c"], geometry: PixelGeometry | None
+    cells: AttentionMap | Float[np.ndarray, "r c"],
+    geometry: PixelGeometry | None,
+    image: UInt8[np.ndarray, "y x 3"] | Image.Image,
 ) -> tuple[Float[np.ndarray, "r c"], PixelGeometry | None]:
-    """Return a map or an array as an array of cells, with the given geometry or that of the map."""
+    """Return a map or an array as an array of cells, with the given geometry or that of the map.
+
+    A map without geometry warns as in `warn_if_stretched`.
+    """
     if not isinstance(cells, AttentionMap):
         return cells, geometry
     weights, known = image_cells(cells)
+    if geometry is None and known is None:
+        warn_if_stretched((weights.shape[0], weights.shape[1]), image)
     return weights, known if geometry is None else geometry
+
+
+def warn_if_stretched(
+    shape: tuple[int, int], image: UInt8[np.ndarray, "y x 3"] | Image.Image
+) -> None:
+    """Warn if a grid without pixel geometry has another aspect ratio than the photo."""
+    (rows, columns), (height, width) = shape, as_photo(image).shape[:2]
+    # a grid rounds each side of the photo to whole cells
+    if abs(height * columns - width * rows) > max(height, width):
+        warnings.warn(
+            f"{rows} x {columns} cells without pixel geometry are stretched over a photo of "
+            f"{height} x {width} pixels: if it was cropped or padded for the model, use "
+            "overt.layout_of(model, inputs, processor=processor, images=[photo])",
+            stacklevel=4,
+        )
 
 
 def check_unsigned(attention: AttentionMap) -> None:
@@ -156,8 +180,9 @@ def _image_remedy(keys: Layout, count: int) -> str:
     if count:
         return "choose one with attention.block(query, key)"
     return (
-        "name the cells with watch(model, layout=overt.layout_of(model, inputs)) for a model of "
-        'Hugging Face, or layout=overt.words(1, "class") + overt.grid(rows, columns, geometry=...)'
+        "name the cells with watch(model, layout=overt.layout_of(model, inputs, "
+        "processor=processor, images=[photo])) for a model of Hugging Face, or "
+        'layout=overt.words(1, "class") + overt.grid(rows, columns, geometry=...)'
     )
 
 
@@ -173,7 +198,8 @@ def spotlight(
     Args:
         image: photo, as an array of 8-bit colours or a PIL image.
         cells: hard attention, as for `overlay`; a cell is kept if its weight is positive.
-        geometry: maps the photo to the grid; None: that of the map, else the grid covers the photo.
+        geometry: maps the photo to the grid; None: that of the map, else the grid covers the photo,
+            with a warning if a map then has another aspect ratio.
         style: colours and size.
         truth: evidence on a grid of cells; it is outlined.
 
@@ -189,7 +215,7 @@ def spotlight(
         >>> picture[0, 0].tolist(), picture[255, 255].tolist()  # a kept cell, a dropped one
         ([200, 200, 200], [50, 50, 50])
     """
-    cells, geometry = place_cells(cells, geometry)
+    cells, geometry = place_cells(cells, geometry, image)
     check_finite(cells)
     photo, geometry = place_photo(image, geometry, style)
     lit = np.zeros(photo.shape[:2], bool)

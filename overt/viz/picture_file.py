@@ -18,7 +18,13 @@ from overt.viz.panel import (
     text_weights,
     weight_row,
 )
-from overt.viz.photo_overlay import check_unsigned, image_cells, overlay, save_png
+from overt.viz.photo_overlay import (
+    check_unsigned,
+    image_cells,
+    overlay,
+    save_png,
+    warn_if_stretched,
+)
 from overt.viz.text_heatmap import text_heatmap_svg
 
 CELL = 32  # pixels of a cell drawn without a photo
@@ -80,6 +86,8 @@ def save_picture(
             rows, columns = cells.shape
             photo = np.full((rows * CELL, columns * CELL, 3), 255, np.uint8)
             geometry = None
+        elif geometry is None:
+            warn_if_stretched((cells.shape[0], cells.shape[1]), photo)
         save_png(path, overlay(photo, cells, geometry))
     return path
 

@@ -1,6 +1,7 @@
 """Photo overlays: positions, colours, outlines, files and hard attention."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -338,6 +339,23 @@ def test_the_geometry_of_a_map_may_be_replaced():
 def test_a_map_without_one_picture_raises(change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         overlay(PHOTO, change(self_attention()))
+
+
+@pytest.mark.parametrize("draw", [overlay, spotlight, contours, hard_mask])
+def test_a_map_without_geometry_warns_on_a_photo_of_another_shape(draw: Any) -> None:
+    attention = AttentionMap.from_cells(torch.rand(1, 49), grid(7, 7))
+    photo = np.zeros((300, 451, 3), np.uint8)
+    with pytest.warns(UserWarning, match="processor="):
+        draw(photo, attention)
+    placed = AttentionMap.from_cells(
+        torch.rand(1, 49), grid(7, 7, geometry=PixelGeometry.identity(1, (300, 451)))
+    )
+    oblong = AttentionMap.from_cells(torch.rand(1, 24), grid(4, 6))  # 75 pixels a cell
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        overlay(np.zeros((300, 300, 3), np.uint8), attention)
+        overlay(photo, placed)
+        overlay(photo, oblong)
 
 
 def test_every_picture_of_a_photo_takes_a_map():

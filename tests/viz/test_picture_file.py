@@ -26,6 +26,13 @@ def test_png_is_the_overlay(tmp_path: Path) -> None:
     assert (tmp_path / "pil.png").read_bytes() == (tmp_path / "heat.PNG").read_bytes()
 
 
+@pytest.mark.parametrize("suffix", [".png", ".html"])
+def test_a_map_without_geometry_warns(tmp_path: Path, suffix: str) -> None:
+    attention = AttentionMap.from_cells(torch.rand(1, 49), grid(7, 7))
+    with pytest.warns(UserWarning, match="processor="):
+        save_picture(tmp_path / f"heat{suffix}", attention, np.zeros((64, 96, 3), np.uint8))
+
+
 def test_png_without_a_photo_has_square_cells(tmp_path: Path) -> None:
     width, height = Image.open(save_picture(tmp_path / "heat.png", HEAT)).size
     assert width / 3 == height / 2
