@@ -183,7 +183,16 @@ class AttachedAttention(nn.Module):
         return self.classify(features, mask)
 
     def forward(self, batch: Any = None, /, **inputs: Any) -> Output:
-        """Classify a batch or a tensor of images, or keyword inputs."""
+        """Classify a batch or a tensor of images, or keyword inputs.
+
+        Raises:
+            TypeError: Keyword inputs stand beside a batch, where nothing would read them.
+        """
+        if batch is not None and inputs:
+            raise TypeError(
+                f"expected a batch or keyword inputs, got both, with {sorted(inputs)}: put "
+                "geometry into the batch, as in Batch(ids, images=images, geometry=geometry)"
+            )
         return self.decide(self.encode(inputs if batch is None else batch))
 
     def descriptor(self, features: MultiLevelFeatures) -> Float[Tensor, "b s"]:

@@ -160,6 +160,16 @@ def test_uint8_images_are_normalized_as_the_processor_does() -> None:
         attach(Plain(), classes=3, levels=PLAIN)(batch)
 
 
+def test_keywords_beside_a_batch_are_refused() -> None:
+    net, images = make_plain().eval(), torch.rand(1, 3, 8, 8)
+    geometry = PixelGeometry.identity(1, (16, 16)).resize((8, 8))
+    for more in ({"geometry": geometry}, {"nonsense": 3}):
+        with pytest.raises(TypeError, match=next(iter(more))):
+            net(images, **more)
+    output = net(Batch(("cat",), images=images, geometry=geometry))
+    assert all(one.keys.find("image").geometry is not None for one in output.attention)
+
+
 def test_bfloat16_backbone_gives_finite_float32_predictions() -> None:
     net = attach(Plain().bfloat16(), classes=3, levels=PLAIN).eval()
     output = net(pixel_values=torch.randn(2, 3, 32, 32))
