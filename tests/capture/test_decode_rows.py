@@ -212,7 +212,7 @@ def test_a_difference_is_reported_and_the_mode_is_used(
         return found._replace(scale=2 * found.scale) if found.module is last else found
 
     monkeypatch.setattr(generation, "decode_call", wrong)
-    with pytest.warns(UserWarning, match=r"layers\.1\.self_attn"):
+    with pytest.warns(UserWarning, match=r"layers.1.self_attn"):
         found = generate(model, **settings)
     assert not ways.recorded
     same(found, wanted)
