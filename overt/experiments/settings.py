@@ -2,6 +2,7 @@
 
 A setting is a field of one of the recipe's sections, by its dotted name: `train.epochs`. Its type
 says which values are allowed; `metadata={"low": 0, "high": 1}` on the field limits a number.
+A common name has a range of its own in sections of overt only.
 Nothing here imports torch, so mistakes are reported at once.
 """
 
@@ -25,7 +26,7 @@ _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 # Larger numbers would fail far from the setting, in torch or NumPy.
 _LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 3.4e38  # the largest float32
-# Ranges of common names; the metadata of a field takes precedence.
+# Ranges of common names in sections of overt; the metadata of a field takes precedence.
 _RANGES: dict[str, Bounds] = {
     **dict.fromkeys(("epochs", "steps", "batch", "accumulate", "save_every"), (1, math.inf)),
     **dict.fromkeys(("limit", "train", "val", "test", "size"), (1, math.inf)),
@@ -89,8 +90,8 @@ def _is_enum(kind: Any) -> bool:
 def describe(recipe: Recipe) -> list[RecipeSetting]:
     """List every setting with its value and the values it accepts."""
     return [
-        RecipeSetting(key, value, _describe_type(hint, _range(field)))
-        for key, field, hint, value in _leaves(recipe)
+        RecipeSetting(key, value, _describe_type(hint, bounds))
+        for key, (_, bounds), hint, value in _leaves(recipe)
     ]
 
 
@@ -113,7 +114,7 @@ def apply(recipe: R, changes: Sequence[str]) -> R:
         3
     """
     # The hints are resolved: the type of a field itself may be a string.
-    known = {key: (field, hint) for key, field, hint, _ in _leaves(recipe)}
+    known = {key: (bounds, hint) for key, (_, bounds), hint, _ in _leaves(recipe)}
     values: dict[str, Any] = {}
     for change in changes:
         key, equals, text = change.partition("=")
@@ -126,8 +127,8 @@ def apply(recipe: R, changes: Sequence[str]) -> R:
             raise UserError(
                 f"{recipe.name} has no setting {_quote(key)}; {_suggest_keys(key, known)}"
             )
-        field, hint = known[key]
-        values[key] = _parse(key, text.strip(), hint, _range(field))
+        bounds, hint = known[key]
+        values[key] = _parse(key, text.strip(), hint, bounds)
     return _replace_values(recipe, values)
 
 
@@ -138,7 +139,7 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 
 def restore(recipe: R, values: Mapping[str, Any]) -> R:
     """Return the recipe with settings from `to_json`, each checked against its type."""
-    known = {key: (field, hint) for key, field, hint, _ in _leaves(recipe)}
+    known = {key: (bounds, hint) for key, (_, bounds), hint, _ in _leaves(recipe)}
     if known.keys() != values.keys():
         odd = ", ".join(sorted(known.keys() ^ values.keys()))
         raise UserError(
@@ -146,7 +147,7 @@ def restore(recipe: R, values: Mapping[str, Any]) -> R:
             f"{odd}: start a new run in another folder."
         )
     decoded = {
-        key: _decode(key, values[key], hint, _range(field)) for key, (field, hint) in known.items()
+        key: _decode(key, values[key], hint, bounds) for key, (bounds, hint) in known.items()
     }
     return _replace_values(recipe, decoded)
 
@@ -160,7 +161,7 @@ def fill_defaults(old: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     known = {key.partition(".")[0] for key in old}
     gained = [
         (key, _default(field))
-        for key, field, _, _ in _leaves(recipe)
+        for key, (field, _), _, _ in _leaves(recipe)
         if key not in old and key.partition(".")[0] in known
     ]
     given = {key: _encode(one) for key, one in gained if one is not dataclasses.MISSING}
@@ -218,8 +219,10 @@ def suggest_names(name: str, known: Iterable[str]) -> str:
 # Walk a recipe
 
 
-def _leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any, Any]]:
-    """Yield each setting below `part`: its dotted name, field, type and value."""
+def _leaves(
+    part: Any, prefix: str = ""
+) -> Iterator[tuple[str, tuple["dataclasses.Field[Any]", Bounds], Any, Any]]:
+    """Yield each setting below `part`: its dotted name, field with bounds, type and value."""
     hints = get_type_hints(type(part))
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
@@ -227,7 +230,8 @@ def _leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Fiel
             yield from _leaves(value, f"{prefix}{field.name}.")
         # Fields outside of sections, such as the name, are not settings.
         elif prefix:
-            yield f"{prefix}{field.name}", field, hints[field.name], value
+            bounds = _range(type(part), field)
+            yield f"{prefix}{field.name}", (field, bounds), hints[field.name], value
 
 
 def _replace_values(part: Any, values: Mapping[str, Any]) -> Any:
@@ -254,8 +258,14 @@ def _replace_values(part: Any, values: Mapping[str, Any]) -> Any:
         raise UserError(f"these settings cannot be combined: {error}") from error
 
 
-def _range(field: dataclasses.Field[Any]) -> Bounds:
-    low, high = _RANGES.get(field.name, (-math.inf, math.inf))
+def _range(section: type, field: "dataclasses.Field[Any]") -> Bounds:
+    low, high = -math.inf, math.inf
+    # In a section of a user, a name such as `width` may mean something else.
+    owner = next(
+        one for one in section.__mro__ if field.name in one.__dict__.get("__annotations__", {})
+    )
+    if owner.__module__.partition(".")[0] == "overt":
+        low, high = _RANGES.get(field.name, (low, high))
     return field.metadata.get("low", low), field.metadata.get("high", high)
 
 

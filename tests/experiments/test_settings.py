@@ -51,13 +51,22 @@ class Data:
             raise ValueError("odd data cannot be flipped.")
 
 
+for section in (Head, Model, Data):
+    section.__module__ = "overt"  # they stand for sections of the library
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    width: int = 32
+
+
 @dataclass(frozen=True)
 class Toy:
     name: str = "toy"
     about: str = "nothing to learn"
     paper: Any = field(default_factory=lambda: NO_PUBLISHED_VALUES)
     data: Data = Data()
-    model: Model = Model()
+    model: Model | OwnModel = Model()
     train: TrainConfig = field(default_factory=TrainConfig)
     supervise: Head | None = None
 
@@ -166,6 +175,14 @@ def test_the_last_value_wins_and_no_change_keeps_the_recipe() -> None:
 )
 def test_invalid_settings_raise_with_the_accepted_values(change: str, message: str) -> None:
     assert re.search(message, settings_error(change))
+
+
+def test_ranges_of_names_do_not_limit_sections_of_a_user() -> None:
+    recipe = settings.apply(replace(Toy(), model=OwnModel()), ["model.width=128"])
+    assert recipe.model == OwnModel(128)
+    assert settings.restore(recipe, settings.to_json(recipe)) == recipe
+    with pytest.raises(UserError, match="at least 1"):
+        settings.apply(recipe, ["train.epochs=0"])
 
 
 def test_long_invalid_values_are_truncated_in_messages() -> None:
