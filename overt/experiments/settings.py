@@ -261,9 +261,7 @@ def _replace_values(part: Any, values: Mapping[str, Any]) -> Any:
 def _range(section: type, field: "dataclasses.Field[Any]") -> Bounds:
     low, high = -math.inf, math.inf
     # In a section of a user, a name such as `width` may mean something else.
-    owner = next(
-        one for one in section.__mro__ if field.name in one.__dict__.get("__annotations__", {})
-    )
+    owner = next(one for one in section.__mro__ if field.name in inspect.get_annotations(one))
     if owner.__module__.partition(".")[0] == "overt":
         low, high = _RANGES.get(field.name, (low, high))
     return field.metadata.get("low", low), field.metadata.get("high", high)
