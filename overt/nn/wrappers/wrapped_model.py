@@ -212,7 +212,8 @@ class WrappedModel(nn.Module):
             raise TypeError(
                 "a loss on attention must be a Loss (a sum and a count), such as "
                 "losses.cross_entropy(attention, target) or Loss(values.sum(), count), got "
-                f"{type(loss).__name__}"
+                f"{type(loss).__name__}. The sum of two is a Tensor: combine those of the same "
+                "rows with Loss(0.5 * a.total + 0.5 * b.total, a.count)"
             )
         # ties the last layers, which a loss on attention alone does not reach
         return replace(loss, total=tie_gradient(loss.total, prediction))  # type: ignore[type-var]

@@ -433,3 +433,13 @@ def test_custom_module_must_be_passed_to_from_pretrained(tmp_path: Path) -> None
     assert torch.equal(other(batch).prediction, model(batch).prediction)
     with pytest.raises(UserError, match="custom"):
         WrappedModel.from_pretrained(tmp_path / "kept", call=call)
+
+
+def test_sum_of_two_losses_raises_with_the_way_to_combine_them():
+    model, batch = tiny.wrapped_bert("sdpa").eval(), toy_batch()
+    one = Loss(torch.tensor(4.0), torch.tensor(2))
+    model.loss = lambda trace, batch: one + one
+    with pytest.raises(TypeError, match=r"Tensor.*a\.count"):
+        model(batch)
+    model.loss = lambda trace, batch: Loss(0.5 * one.total + 0.5 * one.total, one.count)
+    assert model(batch).loss.item() == 2.0
