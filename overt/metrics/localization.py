@@ -89,7 +89,7 @@ def pointing_game(
         above: Count cells fully or not at all; see the module.
 
     Returns:
-        One score per sample; NaN without a truth.
+        One score per sample; NaN without a truth, or where the map has no weight.
 
     Example:
         >>> from overt import grid
@@ -120,7 +120,8 @@ def mass_inside(
         above: Count cells fully or not at all; see the module.
 
     Returns:
-        One share per sample; NaN without a truth, or where the attention has a negative weight.
+        One share per sample; NaN without a truth, or where the attention has no weight or a
+            negative one.
 
     Example:
         >>> from overt import grid

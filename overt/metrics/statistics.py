@@ -13,6 +13,7 @@ and for infinite numbers. Measured coverage: `docs/intervals.md`.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -215,7 +216,7 @@ def paired_difference(
 
     Much narrower than two separate intervals, because the difficulty of a sample is in both. A
     sample that is infinite with the same sign in both has no difference and is left out, as one
-    that is NaN in either.
+    that is NaN in either. A warning counts the samples that are NaN in only one.
 
     Args:
         first: One number per sample.
@@ -247,8 +248,7 @@ def paired_difference(
                 f"without ids both results must have the same samples in the same order, got "
                 f"{len(first)} and {len(second)}"
             )
-        difference = _as_float64(first) - _as_float64(second)
-        return confidence_interval(difference, clusters=clusters, confidence=confidence)
+        return _paired_interval(first, _as_float64(second), clusters, confidence)
     place = _index_by_id(second_ids, second)
     _index_by_id(first_ids, first)
     missing = sorted(place.keys() ^ set(first_ids))
@@ -258,8 +258,22 @@ def paired_difference(
             f"such as {missing[0]!r}"
         )
     order = torch.tensor([place[name] for name in first_ids], dtype=torch.long)
-    difference = _as_float64(first) - _as_float64(second)[order]
-    return confidence_interval(difference, clusters=clusters, confidence=confidence)
+    return _paired_interval(first, _as_float64(second)[order], clusters, confidence)
+
+
+def _paired_interval(
+    first: Numbers, second: Tensor, clusters: Sequence[str] | None, confidence: float
+) -> Interval:
+    """Return the interval of the differences of samples in the same order."""
+    ours = _as_float64(first)
+    count = int((ours.isnan() != second.isnan()).sum())
+    if count:  # NaN in both is usual: a sample without ground truth
+        warnings.warn(
+            f"{count} of {len(ours)} samples are NaN in only one of the results and left out: "
+            "metrics are NaN for a map without weight, such as Grad-CAM after its ReLU",
+            stacklevel=3,
+        )
+    return confidence_interval(ours - second, clusters=clusters, confidence=confidence)
 
 
 def two_level_interval(

@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -322,7 +323,12 @@ def test_paired_difference_matches_by_id_and_is_narrower(generator):
 
 def test_paired_difference_ignores_pairs_with_nan():
     first, second = torch.tensor([1.0, NAN, 3.0]), torch.tensor([NAN, 1.0, 1.0])
-    found = paired_difference(first, second, "abc", "abc")
+    for names in ((), ("abc", "abc")):
+        with pytest.warns(UserWarning, match="^2 of 3 "):
+            found = paired_difference(first, second, *names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no sample is left out on one side alone
+        assert paired_difference([NAN, 2.0], [NAN, 1.0]).count == 1
     assert found.mean == 2 and found.count == 1 and has_no_interval(found)
 
 
