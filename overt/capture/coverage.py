@@ -29,7 +29,7 @@ class UncapturedAttentionError(ValueError):
         >>> with overt.watch(linear):
         ...     _ = linear(torch.rand(1, 2))
         Traceback (most recent call last):
-        overt.capture.coverage.UncapturedAttentionError: Linear has no attention: ...
+        overt.capture.coverage.UncapturedAttentionError: Linear has no attention ...
     """
 
 
@@ -207,9 +207,10 @@ def _no_attention(kind: str, called: bool, expected: list[str]) -> str:
             "Call the whole model, or watch the part that is called."
         )
     return (
-        f"{kind} has no attention: no module has a name like it, and no softmax was multiplied "
-        "with values by a matrix product. If a module pools by `(weights * values).sum(1)` or "
-        "attends by other operations, name it: layers=[...], or layers=[''] for the forward of "
+        f"{kind} has no attention that can be captured from outside: no module has a name like "
+        "it, and no softmax was multiplied with values by a matrix product. If a module pools by "
+        "`(weights * values).sum(1)` or attends by other operations, name it: layers=[...], or "
+        "layers=[''] for the forward of "
         f"{kind} itself. A model that cannot be captured needs `encode` and `decide` for masks and "
         "searches (docs/extending.md, A model). "
         "For convolutional networks use class_activation, grad_cam or rise of overt.attribution."
