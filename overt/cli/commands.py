@@ -185,7 +185,7 @@ def run(
     """Train and evaluate a recipe.
 
     Writes results.json, samples.npz, checkpoints, the model and report.html to --out. With
-    --resume, recipe, settings and seed are those of the run.
+    --resume, recipe, settings and seed are those of the run; name a FILE.py:NAME again.
     """
     from overt import io
     from overt.experiments import preflight, run_folder, settings
