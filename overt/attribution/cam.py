@@ -99,8 +99,9 @@ def grad_cam(
     Localization", ICCV 2017, https://arxiv.org/abs/1610.02391, eq. 1 and 2.
 
     The layer returns cells (b, c, y, x), or (b, y, x, c) as in Swin, or the tokens (b, n, d) of a
-    ViT. After its last attention a ViT with a class token reads no cell any more: choose a layer
-    before it, such as `blocks[-1].norm1`.
+    ViT. After its last attention a ViT with a class token reads no cell any more: choose the block
+    before the last, `blocks[-2]`, or, if blocks begin with a norm, `blocks[-1].norm1`. Maps of
+    different layers differ; state the layer in a comparison.
 
     Args:
         model: The network.

@@ -66,8 +66,8 @@ def layer_gradient(
         if found.ndim == 3 and not bool((cells.gradient != 0).any()):
             raise ValueError(
                 f"the target does not depend on the cells of {type(layer).__name__}: after the "
-                "last attention only the class token is used. Choose a layer before it, such "
-                "as model.blocks[-1].norm1"
+                "last attention only the class token is used. Choose the block before the last, "
+                "such as model.blocks[-2], or, if blocks begin with a norm, model.blocks[-1].norm1"
             )
         return cells
 

@@ -305,7 +305,18 @@ def arguments(**changed: Any) -> tuple[Any, dict[str, Any]]:
         {"position_bias": torch.zeros(1)},
         {"s_aux": torch.zeros(4)},
     ],
-    ids=str,
+    ids=[
+        "two queries",
+        "two dtypes",
+        "a parameter",
+        "three key heads",
+        "a longer mask",
+        "a mask of one axis",
+        "dropout",
+        "softcap",
+        "position bias",
+        "sinks",
+    ],
 )
 def test_what_is_not_certain_is_not_recorded(changed: dict[str, Any]) -> None:
     assert arguments(**changed)[0] is None

@@ -120,7 +120,8 @@ def matching_calls(trace: AttentionTrace) -> list[Call]:
         expected = (len(queries or ()), len(keys or ()))
         raise ValueError(
             f"the layout has (queries, keys) = {expected}, but the attention of the model has "
-            f"{sizes}; pass wrap() a layout with one of these sizes, or reduce="
+            f"{sizes}; pass wrap() a layout with one of these sizes, a function of the batch that "
+            "returns it, or reduce="
         )
     return calls
 

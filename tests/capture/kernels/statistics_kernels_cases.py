@@ -10,7 +10,8 @@ from overt.capture.attention_statistics import statistics
 from overt.capture.call import Call, QKCall, Route
 from overt.capture.kernels import statistics_launch, triton_launch
 
-DEVICE = "cpu" if triton_launch.INTERPRETED else "cuda"
+# Doctests are collected from this file on machines without a GPU, too.
+DEVICE = "cuda" if torch.cuda.is_available() and not triton_launch.INTERPRETED else "cpu"
 HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16  # numpy has no bfloat16
 NEAR = {torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5}
 B, H, G, N, D = 2, 4, 2, 70, 24
