@@ -151,7 +151,9 @@ def test_a_decoding_step_reads_all_layers_at_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(_TokenRows, "_read_rows", count)
     generate(llama(), **padded(), max_new_tokens=4, do_sample=False)
-    assert sizes == [1] * 4 + [4] * 3  # the prompt layer by layer, then one read per token
+    # The prompt and the first token layer by layer, a comparison with one read of all layers,
+    # and then one read per token.
+    assert sizes == [1] * 4 + [1] * 4 + [4] + [4] * 2
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])

@@ -186,7 +186,7 @@ class AttachedAttention(nn.Module):
         """Classify a batch or a tensor of images, or keyword inputs.
 
         Raises:
-            TypeError: Keyword inputs stand beside a batch, where nothing would read them.
+            TypeError: Keyword inputs were given with a batch; nothing would read them.
         """
         if batch is not None and inputs:
             raise TypeError(
