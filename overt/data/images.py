@@ -244,7 +244,7 @@ def _read(source: Path | str | bytes) -> tuple[str, bytes]:
                 raise UserError(
                     f"{source} has {about.st_size} bytes: images of at most {MAX_BYTES} are read."
                 )
-            return str(source), file.read(MAX_BYTES)
+            return str(source), file.read(about.st_size)  # it allocates as much as it is given
     except (OSError, ValueError) as problem:
         if isinstance(problem, OSError) and problem.errno in (ENOMEM, EMFILE, ENFILE, EIO):
             raise RunError(f"{source} could not be read: {problem.strerror}.") from problem

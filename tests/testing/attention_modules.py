@@ -147,8 +147,13 @@ MODULES: dict[str, ModuleCase] = {
     ),
     "Hop": ModuleCase(lambda: AttentionHop(8, 6, 0.1), call_with_cells, ONE_QUERY, NO_MASK),
     "HardAttention": ModuleCase(
+        # `keep_top` refuses a count above the number of cells, which one check varies down to 1.
         lambda: HardAttention(
-            8, 8, 8, selection=lambda s: keep_top(s, 3), aggregate=MeanAggregation(8)
+            8,
+            8,
+            8,
+            selection=lambda s: keep_top(s, min(3, s.shape[-1])),
+            aggregate=MeanAggregation(8),
         ),
         call_with_masked_cells,
         ONE_QUERY,
