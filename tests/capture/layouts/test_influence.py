@@ -1,4 +1,4 @@
-"""Which positions depend on which pixels is measured on the model itself, not told by its name."""
+"""Which positions depend on which pixels is measured on the model, not inferred from its name."""
 
 import pytest
 import torch

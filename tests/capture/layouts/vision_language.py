@@ -541,7 +541,7 @@ def _written(one: VisionLanguageFamily, count: int, given: Image.Image, images: 
 
 
 def text_inputs(model: Any, rows: Sequence[list[int]], side: str = "left") -> Inputs:
-    """Rows of ids, padded on one side, with what the model wants to be told of them."""
+    """Rows of ids, padded on one side, with the arguments that the model needs for them."""
     longest = max(map(len, rows))
     pads = [[0] * (longest - len(row)) for row in rows]
     left = side == "left"
